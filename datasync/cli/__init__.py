@@ -1,0 +1,127 @@
+"""The command line: `datasync COMMAND`.
+
+Every command is one function in one module of this package, named in `COMMANDS` and imported only when it is
+the one that runs (or when its help is asked for), so that `datasync --help` and a cron line start at once.
+A command parses, calls and prints; the work is elsewhere. Results go to standard output, progress and logs to
+standard error. Errors and their exit codes are those of `shards.errors`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import click
+import typer
+from typer.core import TyperGroup
+
+from shards.errors import DatasyncError
+from shards.version import __version__
+
+if TYPE_CHECKING:
+    from datasync.config import Config
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    # command: (module:function, one line for the list of commands)
+    "shard": ("datasync.cli.shard:shard", "Turn a corpus into compressed, checksummed MDS shards."),
+    "merge": ("datasync.cli.merge:merge", "Commit a job whose shares ran on several machines."),
+    "inspect": ("datasync.cli.inspect:inspect", "Show what is in a dataset: schema, sizes, samples."),
+    "replicate": ("datasync.cli.replicate:replicate", "Copy datasets and trees to other clusters, verified."),
+    "verify": ("datasync.cli.verify:verify", "Check that a copy is whole and has the right bytes."),
+    "repair": ("datasync.cli.repair:repair", "Fetch bad or missing objects from a good replica."),
+    "status": ("datasync.cli.status:status", "Show which cluster has what, and whether it is whole."),
+    "wait": ("datasync.cli.wait:wait", "Block until a dataset is whole at a cluster."),
+    "gc": ("datasync.cli.gc:gc", "Remove old versions that nothing needs."),
+    "schedule": ("datasync.cli.schedule:app", "Run replications by cron, systemd or Kubernetes."),
+    "sign": ("datasync.cli.sign:sign", "Sign a dataset's index."),
+    "sample": ("datasync.cli.sample:sample", "Print the samples of one batch of a run."),
+    "train": ("datasync.cli.train:train", "Train a multimodal decoder from a stream."),
+    "generate": ("datasync.cli.generate:generate", "Generate text or captions from a checkpoint."),
+    "runs": ("datasync.cli.runs:runs", "List and compare training runs."),
+    "fork": ("datasync.cli.fork:fork", "Start a variant of a run from one of its steps."),
+    "demo": ("datasync.cli.demo:demo", "The whole path on a generated corpus, here, in two minutes."),
+}
+
+_state: dict[str, Any] = {"config": None}
+
+
+class LazyGroup(TyperGroup):
+    """A group whose commands are imported when they are used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        if ctx.resilient_parsing or "--help" in sys.argv[1:2] or len(sys.argv) == 1:
+            return click.Command(cmd_name, help=COMMANDS[cmd_name][1])
+        module_name, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        target: Callable[..., Any] | typer.Typer = getattr(importlib.import_module(module_name), attribute)
+        if isinstance(target, typer.Typer):
+            command = typer.main.get_command(target)
+        else:
+            single = typer.Typer(add_completion=False, rich_markup_mode=None)
+            single.command(name=cmd_name)(target)
+            command = typer.main.get_command(single)
+        command.name = cmd_name
+        return command
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Shard multimodal corpora, replicate them to every cluster, stream them into training.",
+)
+
+
+@app.callback()
+def options(
+    config: Annotated[str | None, typer.Option(help="The configuration file. [default: datasync.toml here or above]")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what is being done.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+) -> None:
+    if version:
+        print(f"datasync {__version__}")
+        raise typer.Exit
+    _state["config"] = config
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+
+
+def load_config() -> Config:
+    """The configuration named by ``--config``, or found in the usual places."""
+    from datasync.config import Config
+
+    return Config.load(_state["config"])
+
+
+def main() -> None:
+    """The entry point: run a command, print errors with their mend, exit with their code."""
+    try:
+        code = app(standalone_mode=False)
+    except DatasyncError as error:
+        print(f"error: {error}", file=sys.stderr)
+        code = error.exit_code
+    except click.ClickException as error:
+        error.show(sys.stderr)
+        code = 2
+    except (KeyboardInterrupt, click.Abort):
+        print("interrupted; run the same command again to continue", file=sys.stderr)
+        code = 128 + signal.SIGINT
+    except BrokenPipeError:
+        # The reader of our output (head, a closed pager) has gone; that is no failure of ours.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code if isinstance(code, int) else 0)

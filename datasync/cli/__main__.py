@@ -1,0 +1,3 @@
+from datasync.cli import main
+
+main()

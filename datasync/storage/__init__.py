@@ -1,0 +1,5 @@
+"""Stores: one interface over folders, S3 and everything fsspec reaches."""
+
+from datasync.storage.base import Abilities, Buffer, ObjectInfo, Store, Upload, UploadInfo
+
+__all__ = ["Abilities", "Buffer", "ObjectInfo", "Store", "Upload", "UploadInfo"]

@@ -1,0 +1,27 @@
+"""Fixtures that every test may use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+@pytest.fixture(scope="session")
+def corpora() -> Path:
+    """The folder of real corpora beside the checkout; skips where it is absent."""
+    folder = SHARED / "corpora"
+    if not folder.is_dir():
+        pytest.skip("the real corpora (../shared/corpora) are not beside this checkout")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def cases() -> Path:
+    """The folder of nasty inputs beside the checkout; skips where it is absent."""
+    folder = SHARED / "cases"
+    if not folder.is_dir():
+        pytest.skip("the nasty inputs (../shared/cases) are not beside this checkout")
+    return folder
