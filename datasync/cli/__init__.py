@@ -8,6 +8,7 @@ standard error. Errors and their exit codes are those of `shards.errors`.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import logging
 import os
@@ -16,11 +17,10 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
-from shards.errors import DatasyncError
+from shards.errors import DatasyncError, UsageError
 from shards.version import __version__
 
 if TYPE_CHECKING:
@@ -53,44 +53,55 @@ _state: dict[str, Any] = {"config": None}
 class LazyGroup(TyperGroup):
     """A group whose commands are imported when they are used."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]  # typer's own, narrowed
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def format_commands(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+
+    def get_command(self, ctx: typer.Context, cmd_name: str) -> TyperCommand | None:  # type: ignore[override]
         if cmd_name not in COMMANDS:
-            return None
-        if ctx.resilient_parsing or "--help" in sys.argv[1:2] or len(sys.argv) == 1:
-            return click.Command(cmd_name, help=COMMANDS[cmd_name][1])
-        module_name, _, attribute = COMMANDS[cmd_name][0].partition(":")
-        target: Callable[..., Any] | typer.Typer = getattr(importlib.import_module(module_name), attribute)
-        if isinstance(target, typer.Typer):
-            command = typer.main.get_command(target)
-        else:
-            single = typer.Typer(add_completion=False, rich_markup_mode=None)
-            single.command(name=cmd_name)(target)
-            command = typer.main.get_command(single)
-        command.name = cmd_name
-        return command
+            near = difflib.get_close_matches(cmd_name, COMMANDS, n=1)
+            hint = f"did you mean `datasync {near[0]}`?" if near else "see `datasync --help`"
+            raise UsageError(f"there is no command {cmd_name!r}", mend=hint)
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        return _as_command(cmd_name, getattr(importlib.import_module(module), attribute))
+
+
+def _as_command(name: str, target: Callable[..., Any] | typer.Typer) -> TyperCommand:
+    if not isinstance(target, typer.Typer):
+        single = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+        single.command(name=name)(target)
+        target = single
+    command: TyperCommand = typer.main.get_command(target)  # type: ignore[assignment]
+    command.name = name
+    return command
 
 
 app = typer.Typer(
     cls=LazyGroup,
     add_completion=False,
-    no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help="Shard multimodal corpora, replicate them to every cluster, stream them into training.",
 )
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def options(
-    config: Annotated[str | None, typer.Option(help="The configuration file. [default: datasync.toml here or above]")] = None,
+    context: typer.Context,
+    config: Annotated[
+        str | None, typer.Option(help="The configuration file. [default: datasync.toml here or above]")
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what is being done.")] = False,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     if version:
         print(f"datasync {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
         raise typer.Exit
     _state["config"] = config
     logging.basicConfig(
@@ -110,14 +121,16 @@ def load_config() -> Config:
 def main() -> None:
     """The entry point: run a command, print errors with their mend, exit with their code."""
     try:
-        code = app(standalone_mode=False)
+        code = app(args=_globals_first(sys.argv[1:]), standalone_mode=False)
     except DatasyncError as error:
         print(f"error: {error}", file=sys.stderr)
         code = error.exit_code
-    except click.ClickException as error:
-        error.show(sys.stderr)
-        code = 2
-    except (KeyboardInterrupt, click.Abort):
+    except typer.TyperException as error:
+        print(
+            f"error: {error.format_message()}\n  mend: see `{_command_path(error)} --help`", file=sys.stderr
+        )
+        code = UsageError.exit_code
+    except (KeyboardInterrupt, typer.Abort):
         print("interrupted; run the same command again to continue", file=sys.stderr)
         code = 128 + signal.SIGINT
     except BrokenPipeError:
@@ -125,3 +138,25 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _globals_first(arguments: list[str]) -> list[str]:
+    """Let ``--config`` stand anywhere: `datasync replicate --config c.toml` is what people type."""
+    first: list[str] = []
+    rest: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        if word == "--":
+            rest += [word, *words]
+        elif word == "--config" and (value := next(words, None)) is not None:
+            first += [word, value]
+        elif word.startswith("--config="):
+            first.append(word)
+        else:
+            rest.append(word)
+    return first + rest
+
+
+def _command_path(error: typer.TyperException) -> str:
+    context = getattr(error, "ctx", None)
+    return context.command_path if context is not None else "datasync"

@@ -83,7 +83,9 @@ class Upload(Protocol):
     def parts(self) -> dict[int, tuple[str, int]]:
         """Parts that the store already holds: number -> (tag, bytes)."""
 
-    def complete(self, tags: dict[int, str], *, if_absent: bool = False, if_match: str | None = None) -> ObjectInfo:
+    def complete(
+        self, tags: dict[int, str], *, if_absent: bool = False, if_match: str | None = None
+    ) -> ObjectInfo:
         """Make the object visible from these parts."""
 
     def abort(self) -> None:
@@ -123,7 +125,13 @@ class Store(Protocol):
         """
 
     def stream(
-        self, key: str, *, start: int = 0, length: int | None = None, etag: str | None = None, chunk: int = 1 << 20
+        self,
+        key: str,
+        *,
+        start: int = 0,
+        length: int | None = None,
+        etag: str | None = None,
+        chunk: int = 1 << 20,
     ) -> AbstractContextManager[Iterator[Buffer]]:
         """Like `read`, in pieces of about `chunk` bytes; a short body raises from the iterator."""
 
