@@ -27,8 +27,8 @@ class ObjectInfo:
     Args:
         key (str): Relative to the store's root.
         bytes (int): Size in bytes.
-        etag (str | None): Opaque version tag, usable in `if_match` and for pinned reads. For local files it is
-            made from inode, size and mtime in nanoseconds.
+        etag (str | None): Opaque version tag, usable in `if_match` and for pinned reads. For local files
+            it is made from inode, size and mtime in nanoseconds.
         mtime (float | None): Seconds since the epoch.
         crc32c (int | None): Whole-object CRC-32C, where the store itself keeps one.
     """
@@ -95,8 +95,9 @@ class Upload(Protocol):
 class Store(Protocol):
     """Objects below one root.
 
-    Errors are those of `datasync.errors`: `NotFoundError`, `DeniedError`, `ConflictError`, `UnsupportedError`,
-    `ThrottledError`, `TransientError`, `CorruptError`, else `StoreError`; each names the store and the key.
+    Errors are those of `datasync.errors`: `NotFoundError`, `DeniedError`, `ConflictError`,
+    `UnsupportedError`, `ThrottledError`, `TransientError`, `CorruptError`, else `StoreError`; each names the
+    store and the key.
     """
 
     @property
@@ -144,7 +145,7 @@ class Store(Protocol):
         if_absent: bool = False,
         if_match: str | None = None,
     ) -> ObjectInfo:
-        """Store `data` whole under `key`, visible only when complete; the CRC is passed on where it is checked."""
+        """Store `data` whole under `key`, visible only when complete; the store checks the CRC if it can."""
 
     def write_file(self, key: str, path: Path, *, if_absent: bool = False) -> ObjectInfo:
         """Store a local file, in parts where it is large."""

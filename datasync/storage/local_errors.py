@@ -1,0 +1,62 @@
+"""What an error of the operating system means for the object that it happened to."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from datasync.errors import DeniedError, NotFoundError, StoreError, TransientError, UnsupportedError
+
+_TRANSIENT = {
+    errno.EIO,
+    errno.EAGAIN,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+    errno.EINTR,
+    errno.EBUSY,
+    errno.ENETDOWN,
+}
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_OTHER_KIND = {errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY}
+
+
+@contextmanager
+def translated(root: str, key: str) -> Iterator[None]:
+    """Raise an `OSError` of the block as the store's own error, naming the file and the mend."""
+    try:
+        yield
+    except OSError as error:
+        raise _store_error(error, os.path.join(root, key)) from error
+
+
+def _store_error(error: OSError, path: str) -> StoreError:
+    code = error.errno
+    why = error.strerror or str(error)
+    if code == errno.ENOENT:
+        return NotFoundError(f"no object {path}", mend="check the name, or that the file system is mounted")
+    if code in (errno.EACCES, errno.EPERM):
+        return DeniedError(f"{path}: {why}", mend="give this user access to it")
+    if code == errno.EROFS:
+        return DeniedError(
+            f"{path}: the file system is mounted read-only", mend="write elsewhere, or remount it"
+        )
+    if code in _FULL:
+        return StoreError(
+            f"{path}: no space left; nothing was written", mend="free space or quota, then run again"
+        )
+    if code in _OTHER_KIND:
+        return StoreError(
+            f"{path}: a file and a folder want the same name ({why})",
+            mend="a key that is also the folder of other keys fits no file system: rename one of them",
+        )
+    if code == errno.ENAMETOOLONG:
+        return StoreError(f"{path}: the name is too long for this file system", mend="shorten it")
+    if code in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+        return UnsupportedError(
+            f"{path}: this file system cannot do that ({why})", mend="mount it with locks and hard links"
+        )
+    if code in _TRANSIENT:
+        return TransientError(f"{path}: {why}", mend="run again; if it stays, look at the file system's log")
+    return StoreError(f"{path}: {why}", mend="look at the file system's log")
