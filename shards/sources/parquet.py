@@ -1,0 +1,159 @@
+"""Parquet: row groups, read a few megabytes of rows at a time.
+
+Row groups are what tasks are cut at; neighbours in one file share a task until they hold a shard's worth of
+uncompressed bytes, and small files share one too. Which rows a task has follows from the footers alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from shards.sources.base import Bad, Item, Source, Table, Task, content_error, reason
+from shards.sources.files import FileList
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+_BATCH_BYTES = 4 << 20
+_BATCH_ROWS = 65_536
+_FOOTERS_AT_ONCE = 16
+
+
+class Parquet(Source):
+    """Parquet files. A payload is (files, parts); a part is (number of the file, row groups or why not)."""
+
+    name = "parquet"
+    summary = "Parquet (.parquet .pq), nested, dictionary and large types too"
+    extensions = frozenset({".parquet", ".pq"})
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._schema: pa.Schema | None = None
+
+    def tasks(self) -> Iterator[Task]:
+        files, target = self.mine(), self.options.target_bytes
+        parts: list[tuple[int, list[int] | str]] = []
+        held = 0
+        for number, footer in enumerate(self._footers(files)):
+            if isinstance(footer, str):
+                parts.append((number, footer))
+                continue
+            for row_group in range(footer.num_row_groups):
+                size = _stored_bytes(footer.row_group(row_group), self.options.columns)
+                if held and held + size > target:
+                    yield _task(files, parts, held)
+                    parts, held = [], 0
+                last = parts[-1] if parts else None
+                if last is not None and last[0] == number and isinstance(last[1], list):
+                    last[1].append(row_group)
+                else:
+                    parts.append((number, [row_group]))
+                held += size
+        if parts:
+            yield _task(files, parts, held)
+
+    def columns(self) -> pa.Schema | None:
+        """What the files declare; a column that differs between them has the type that holds both."""
+        import pyarrow as pa
+
+        if self._schema is None:
+            schemas = [
+                footer.schema.to_arrow_schema()
+                for footer in self._footers(self.mine())
+                if not isinstance(footer, str)
+            ]
+            distinct = list({schema.remove_metadata().to_string(): schema for schema in schemas}.values())
+            if not distinct:
+                return None
+            self._schema = pa.unify_schemas(distinct, promote_options="permissive")
+        return self._schema
+
+    def nullable(self) -> set[str]:
+        """The columns that have a null somewhere, or may have one, as the footers count them."""
+        found: set[str] = set()
+        for footer in self._footers(self.mine()):
+            if isinstance(footer, str):
+                continue
+            for row_group in range(footer.num_row_groups):
+                group = footer.row_group(row_group)
+                for index in range(group.num_columns):
+                    column = group.column(index)
+                    statistics = column.statistics
+                    name = column.path_in_schema.split(".")[0]
+                    if statistics is None or not statistics.has_null_count or statistics.null_count:
+                        found.add(name)
+        return found
+
+    def _footers(self, files: FileList) -> Iterator[pq.FileMetaData | str]:
+        """The footer of each file, or why it has none."""
+        if files.remote and len(files) > 1:
+            with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as pool:
+                yield from pool.map(lambda number: _footer(files, number), range(len(files)))
+        else:
+            for number in range(len(files)):
+                yield _footer(files, number)
+
+    def read(self, payload: tuple[FileList, list[tuple[int, list[int] | str]]]) -> Iterator[Item]:
+        files, parts = payload
+        for number, what in parts:
+            if isinstance(what, str):
+                yield Bad(what, files.names[number])
+                continue
+            try:
+                yield from self._row_groups(files, number, what)
+                files.check_unchanged(number)
+            except Exception as error:
+                if not content_error(error):
+                    raise
+                yield Bad(reason(error), files.names[number])
+
+    def _row_groups(self, files: FileList, number: int, row_groups: list[int]) -> Iterator[Item]:
+        import pyarrow.parquet as pq
+
+        with files.open(number) as file:
+            parquet = pq.ParquetFile(file, pre_buffer=files.remote)
+            columns = self.options.columns
+            if columns is not None:
+                present = set(parquet.schema_arrow.names)
+                columns = tuple(name for name in columns if name in present)
+            first = sum(parquet.metadata.row_group(group).num_rows for group in range(row_groups[0]))
+            for row_group in row_groups:
+                group = parquet.metadata.row_group(row_group)
+                rows = max(
+                    1, min(_BATCH_ROWS, _BATCH_BYTES * group.num_rows // max(group.total_byte_size, 1))
+                )
+                for batch in parquet.iter_batches(
+                    rows, row_groups=[row_group], columns=columns, use_threads=False
+                ):
+                    yield Table(batch, files.names[number], first)
+                    first += batch.num_rows
+
+
+def _task(files: FileList, parts: list[tuple[int, list[int] | str]], size: int) -> Task:
+    """A task over `parts`, carrying only the files it needs."""
+    first, last = parts[0][0], parts[-1][0]
+    own = files.slice(range(first, last + 1))
+    return Task(payload=(own, [(number - first, what) for number, what in parts]), bytes=size)
+
+
+def _footer(files: FileList, number: int) -> pq.FileMetaData | str:
+    import pyarrow.parquet as pq
+
+    try:
+        with files.open(number) as file:
+            return pq.read_metadata(file)
+    except Exception as error:
+        if not content_error(error):
+            raise
+        return reason(error)
+
+
+def _stored_bytes(row_group: Any, columns: tuple[str, ...] | None) -> int:
+    """Uncompressed bytes of the wanted columns of a row group."""
+    if columns is None:
+        return int(row_group.total_byte_size)
+    parts = (row_group.column(index) for index in range(row_group.num_columns))
+    return sum(part.total_uncompressed_size for part in parts if part.path_in_schema.split(".")[0] in columns)
