@@ -107,6 +107,8 @@ class NDArray(Encoding):
                 array = np.array(value, self.dtype)
             except (TypeError, ValueError, OverflowError) as error:
                 raise EncodingError(f"the list does not fit {self.dtype.name}: {error}") from error
+            if self.shape is not None and array.shape == (math.prod(self.shape),):
+                array = array.reshape(self.shape)
             if array.size and np.asarray(value).dtype.kind not in (
                 "iubf" if self.dtype.kind == "f" else "iub"
             ):

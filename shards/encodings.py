@@ -65,6 +65,8 @@ class ForeignEncoding(Protocol):
 class _Adapted(Encoding):
     """A foreign encoding behind our interface."""
 
+    passes_bytes = True
+
     def __init__(self, inner: ForeignEncoding, *, safe: bool) -> None:
         self._inner = inner
         self.size = inner.size

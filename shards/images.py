@@ -22,6 +22,8 @@ _U32_MAX = (1 << 32) - 1
 class Pil(Encoding):
     """Raw pixels: [width u32] [height u32] [bytes of mode u32] [mode] [pixels]."""
 
+    passes_bytes = True
+
     def encode(self, value: Any) -> bytes:
         if isinstance(value, bytes):
             return value
@@ -46,6 +48,7 @@ class Pil(Encoding):
 class _File(Encoding):
     """An image as a file of one format."""
 
+    passes_bytes = True
     format: str
 
     def encode(self, value: Any) -> bytes:
@@ -89,6 +92,7 @@ class Png(_File):
 class _List(Encoding):
     """Several values: [0 u32] [count u32] [bytes of each u32] values."""
 
+    passes_bytes = True
     item: type[Encoding]
 
     def encode(self, value: Any) -> bytes:
@@ -124,6 +128,8 @@ class PngList(_List):
 
 class JpegArray(Encoding):
     """At least one JPEG file: [count u32] [bytes of each u32] files."""
+
+    passes_bytes = True
 
     def encode(self, value: Any) -> bytes:
         if isinstance(value, bytes):

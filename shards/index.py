@@ -7,11 +7,11 @@ The index is the only pointer to a dataset's data (invariant 1) and comes from p
 refused here, by name, so that no other code has to look.
 
 What we write carries `sha256` and `xxh3_64` of every file that is stored, and `xxh3_64` of what a compressed
-shard becomes: the first proves identity, the second is checked before a shard is used. Entries hold exactly the
-keys that MosaicML's reader accepts; ours are in the one top-level key `datasync`.
+shard becomes: the first proves identity, the second is checked before a shard is used. Entries hold exactly
+the keys that MosaicML's reader accepts; ours are in the one top-level key `datasync`.
 
-An index of a million shards stays cheap: its text is scanned once and kept, an entry becomes an object when it
-is asked for.
+An index of a million shards stays cheap: its text is scanned once and kept, an entry becomes an object when
+it is asked for.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class ShardInfo:
         hashes (tuple[str, ...]): Names of the algorithms used.
         column_names (tuple[str, ...]): In the order of the bytes.
         column_encodings (tuple[str, ...]): One a column.
-        column_sizes (tuple[int | None, ...]): Bytes of a value where all have the same, else None; one a column.
+        column_sizes (tuple[int | None, ...]): Bytes of a value where all have the same; one a column.
         raw (FileInfo): The uncompressed file.
         zip (FileInfo | None): The compressed file, where there is one.
     """
@@ -146,7 +146,7 @@ class Index:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over the ordered shards: names, sizes, digests, samples, columns. What a position is bound to."""
+        """SHA-256 over the shards in order: names, sizes, digests, samples, columns."""
         digest = hashlib.sha256()
         for info in self.shards:
             file = info.stored

@@ -29,10 +29,12 @@ class Encoding:
     Attributes:
         size: Bytes of every encoded value where they are all the same, else None.
         safe: False where decoding bytes of an attacker could run code.
+        passes_bytes: True where a value that is bytes is stored as it is, whatever it holds.
     """
 
     size: int | None = None
     safe: bool = True
+    passes_bytes: bool = False
 
     @classmethod
     def parse(cls, arguments: str) -> Encoding:
@@ -54,6 +56,8 @@ class Encoding:
 
 class Bytes(Encoding):
     """Bytes as they are."""
+
+    passes_bytes = True
 
     def encode(self, value: Any) -> bytes:
         return _bytes(value)
@@ -93,7 +97,7 @@ class Scalar(Encoding):
         if isinstance(value, bytes | bytearray):
             return bytes(_sized(value, self.size))
         if self.dtype.kind == "f":
-            return self._float(value).tobytes()
+            return bytes(self._float(value).tobytes())
         number = _integer(value)
         limits = np.iinfo(self.dtype)
         if not limits.min <= number <= limits.max:
@@ -130,6 +134,8 @@ class Int(Scalar):
 class StrInt(Encoding):
     """An integer of any size, as decimal digits."""
 
+    passes_bytes = True
+
     def encode(self, value: Any) -> bytes:
         if isinstance(value, bytes):
             return value
@@ -141,6 +147,8 @@ class StrInt(Encoding):
 
 class StrFloat(Encoding):
     """A float as the shortest digits that give it back."""
+
+    passes_bytes = True
 
     def encode(self, value: Any) -> bytes:
         if isinstance(value, bytes):
@@ -155,6 +163,8 @@ class StrFloat(Encoding):
 
 class StrDecimal(Encoding):
     """A decimal number, exactly."""
+
+    passes_bytes = True
 
     def encode(self, value: Any) -> bytes:
         if isinstance(value, bytes):
@@ -196,7 +206,10 @@ class Pickle(Encoding):
     safe = False
 
     def encode(self, value: Any) -> bytes:
-        return pickle.dumps(value)
+        try:
+            return pickle.dumps(value)
+        except (pickle.PicklingError, AttributeError, TypeError, RecursionError) as error:
+            raise EncodingError(f"it cannot be pickled: {error}") from error
 
     def decode(self, data: Buffer) -> Any:
         return pickle.loads(data)
