@@ -155,7 +155,7 @@ class Decompressor:
                 if self._out > self._limit:
                     raise self._corrupt(f"grows beyond {self._limit:,} bytes")
                 pieces.append(out)
-        except CorruptError:
+        except (CorruptError, UsageError):
             raise
         except Exception as error:  # each library has its own class; all mean the same
             raise self._corrupt(f"is damaged: {error}") from error
@@ -240,7 +240,15 @@ class _Brotli:
         self.unused = b""
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
-        yield self._stream.process(data)
+        try:
+            out = self._stream.process(data, output_buffer_limit=_PIECE)
+        except TypeError as error:
+            raise UsageError(
+                "this brotli cannot bound its output", mend="pip install 'brotli>=1.2'"
+            ) from error
+        yield out
+        while not self._stream.can_accept_more_data():
+            yield self._stream.process(b"", output_buffer_limit=_PIECE)
         self.ended = self._stream.is_finished()
 
 
