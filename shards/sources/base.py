@@ -14,6 +14,7 @@ A source of another package is found by the entry point group `datasync.sources`
 from __future__ import annotations
 
 import lzma
+import re
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -244,4 +245,8 @@ def reason(error: Exception) -> str:
     if isinstance(error, PermissionError):
         return "permission denied"
     text = str(error).strip().splitlines()
-    return (text[0] if text else type(error).__name__)[:300]
+    # Addresses of objects differ from run to run, the quarantine must not.
+    return _ADDRESS.sub("", text[0])[:300] if text else type(error).__name__
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")

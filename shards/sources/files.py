@@ -13,18 +13,21 @@ import glob as globbing
 import os
 import posixpath
 import stat as modes
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from shards.errors import UsageError
-from shards.sources.base import changed
+from shards.sources.base import changed, content_error
 
 _COMPRESSED = (".gz", ".bz2", ".zst", ".zstd", ".xz")
 _MARKERS = frozenset({"__MACOSX", "_SUCCESS", "_datasync"})
 _UNREADABLE = -1
+_READS_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +122,28 @@ class FileList:
             if len(data) != size or _version(os.fstat(file.fileno())) != int(self.versions[number]):
                 raise changed(self.names[number])
         return data
+
+    def read_each(self, *, limit: int | None = None) -> Iterator[tuple[int, bytes | Exception]]:
+        """All bytes of every file in order, or why they cannot be had; several at a time where remote."""
+        if not self.remote:
+            for number in range(len(self)):
+                yield number, self._attempt(number, limit)
+            return
+        with ThreadPoolExecutor(_READS_AT_ONCE) as pool:
+            waiting: deque[Future[bytes | Exception]] = deque()
+            for number in range(len(self) + _READS_AT_ONCE):
+                if number < len(self):
+                    waiting.append(pool.submit(self._attempt, number, limit))
+                if number >= _READS_AT_ONCE and waiting:
+                    yield number - _READS_AT_ONCE, waiting.popleft().result()
+
+    def _attempt(self, number: int, limit: int | None) -> bytes | Exception:
+        try:
+            return self.read(number, limit=limit)
+        except Exception as error:
+            if not content_error(error):
+                raise
+            return error
 
     def open(self, number: int) -> BinaryIO:
         """Open a file for reading."""
