@@ -1,0 +1,134 @@
+"""What a source has in one process: its cache, its threads, its open shards, what it knows of the replicas.
+
+Made when first needed and never shared: a fork or a pickle starts with nothing and makes its own.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+
+from datasync.errors import StoreError
+from datasync.streaming.attempt import Cancelled, Wanted
+from datasync.streaming.cache import Cache
+from datasync.streaming.flight import Flights
+from datasync.streaming.only_copy import OnlyCopy
+from datasync.streaming.prefetch import Prefetcher
+from datasync.streaming.replicas import Replicas
+from shards.mds import Shard
+
+_OPEN_MOST, _OPEN_LEAST = 128, 4
+_OPEN_IN_MEMORY = 8
+_CLOSE_SECONDS = 5.0
+
+
+class Process:
+    """One process's part of a source.
+
+    Args:
+        replicas (Replicas): Where shards are, and how those places fare.
+        cache (Cache): The cache folder.
+        prefetch (Callable): Bring one shard on a background thread.
+        threads (int): How many of those.
+        sources (Callable): How many sources this process has; they share its file descriptors.
+    """
+
+    def __init__(
+        self,
+        *,
+        replicas: Replicas,
+        cache: Cache,
+        prefetch: Callable[[int], None],
+        threads: int,
+        sources: Callable[[], int],
+    ) -> None:
+        self.pid = os.getpid()
+        self.closing = threading.Event()
+        self.replicas = replicas
+        self.cache = cache
+        self.only_copy = OnlyCopy(cache.root)
+        self.flights = Flights()
+        self.prefetcher = Prefetcher(prefetch, threads)
+        self.plan: dict[str, int] = {}
+        self.wanted: dict[int, Wanted] = {}
+        self._sources = sources
+        self._open_most = _OPEN_MOST
+        self._opened: OrderedDict[int, Shard] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def opened_get(self, shard: int) -> Shard | None:
+        """An open shard, which is now the last to be forgotten."""
+        with self._lock:
+            opened = self._opened.get(shard)
+            if opened is not None:
+                self._opened.move_to_end(shard)
+            return opened
+
+    def opened_put(self, shard: int, opened: Shard) -> None:
+        """Keep a shard open; the one that was used longest ago is forgotten for it.
+
+        Forgotten is not closed: whoever still reads it keeps it.
+        """
+        most = max(_OPEN_LEAST, min(self._open_most, _descriptors() // max(self._sources(), 1)))
+        with self._lock:
+            self._opened[shard] = opened
+            while len(self._opened) > most:
+                self._opened.popitem(last=False)
+
+    def keep_few_open(self) -> None:
+        """From now on open shards cost memory of this process alone."""
+        self._open_most = _OPEN_IN_MEMORY
+
+    def release(self) -> None:
+        """Forget all open shards, so that what nobody reads any more can be evicted."""
+        with self._lock:
+            self._opened.clear()
+
+    def is_here(self, shard: int, wanted: Wanted) -> bool:
+        """Whether the shard is open here or trusted in the cache."""
+        with self._lock:
+            if shard in self._opened:
+                return True
+        return self.cache.trusted(wanted.raw)
+
+    def close(self) -> None:
+        """Stop the threads, and forget the open shards."""
+        self.closing.set()
+        self.prefetcher.close(_CLOSE_SECONDS)
+        self.flights.close(_CLOSE_SECONDS)
+        self.release()
+
+
+class RoomPatience:
+    """Waiting for room, until it has been long enough.
+
+    Args:
+        seconds (float): How long in all.
+        closing (threading.Event): Ends the wait.
+    """
+
+    def __init__(self, seconds: float, closing: threading.Event) -> None:
+        self._left = seconds
+        self._closing = closing
+        self._pause = 0.05
+
+    def wait(self, error: BaseException) -> None:
+        """A pause because of `error`; raises it as an error that a user can read when time is up."""
+        if self._left <= 0:
+            raise StoreError(
+                str(error), mend="free space on that disk, raise cache_limit, or choose another folder"
+            ) from error
+        if self._closing.wait(self._pause):
+            raise Cancelled
+        self._left -= self._pause
+        self._pause = min(self._pause * 2, 1.0)
+
+
+def _descriptors() -> int:
+    """How many open shards this process can afford: a quarter of its file descriptors."""
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1024 if soft == resource.RLIM_INFINITY else soft // 4
