@@ -1,0 +1,179 @@
+"""The stream that feeds the model, and the place in it.
+
+    StreamingDataset ─► sample {image, caption, …} ─► [workers: Collate] ─► this rank's microbatches
+
+Step t takes samples [tB, (t+1)B) of the epoch's global order, cut into equal contiguous shares, one a rank;
+so the samples of a step, and with fixed microbatches each microbatch, are the same on any number of ranks.
+The place is a count of batches drawn and the stream's own few numbers: going to it is a seek.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shards.errors import UsageError
+from train.config import Config, StreamConfig
+from train.distributed import Team
+from train.documents import Batch, Collate, Encoder
+from train.signals import ignore_in_worker
+
+if TYPE_CHECKING:
+    from datasync import StreamingDataset
+
+log = logging.getLogger("train")
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """This rank's part of one step.
+
+    Args:
+        number (int): The step's batch in the stream, counted from 0 through all epochs.
+        epoch (int): Its epoch.
+        batches (list[Batch]): Microbatches.
+        wait_s (float): Seconds that we stood still for it.
+    """
+
+    number: int
+    epoch: int
+    batches: list[Batch]
+    wait_s: float
+
+    @property
+    def valid(self) -> int:
+        """Targets in this share."""
+        return sum(batch.valid for batch in self.batches)
+
+    @property
+    def positions(self) -> int:
+        """Positions that go through the model, padding and all."""
+        return sum(batch.tokens.numel() for batch in self.batches)
+
+    @property
+    def ids(self) -> list[str]:
+        """Ids of its samples."""
+        return [name for batch in self.batches for name in batch.ids]
+
+    @property
+    def ledger(self) -> int:
+        """A sum over hashes of the ids, below 2**48: adding those of all ranks gives the same on any
+        ranks."""
+        return sum(
+            int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest()) for name in self.ids
+        )
+
+
+class Feed:
+    """Batches for ever, from a place that can be saved and loaded.
+
+    Args:
+        config (Config): Its `data` section.
+        team (Team): Which share of each batch is ours.
+        encoder (Encoder): Samples to tokens.
+        share (int): Samples of this rank in a step.
+        micro (int): Samples of a microbatch.
+    """
+
+    def __init__(self, config: Config, team: Team, encoder: Encoder, share: int, micro: int) -> None:
+        from datasync import StreamingDataLoader
+
+        self.number = 0
+        self.skipped: set[int] = set()
+        self.dataset = open_dataset(config, share)
+        self.loader = StreamingDataLoader(
+            self.dataset,
+            batch_size=share,
+            num_workers=config.data.workers,
+            collate_fn=Collate(encoder, micro, config.data.pack),
+            pin_memory=team.device.type == "cuda",
+            worker_init_fn=ignore_in_worker,
+            drop_last=config.data.uneven == "drop",
+        )
+        self._batches: Iterator[dict[str, Any]] | None = None
+        self._epoch = 0
+
+    def next(self) -> Share:
+        """The next batch that is not to be left out.
+
+        Raises:
+            UsageError: The dataset holds less than one batch.
+        """
+        started = time.perf_counter()
+        while True:
+            batches = self._draw()
+            number, self.number = self.number, self.number + 1
+            if number not in self.skipped:
+                return Share(number, self._epoch, batches, time.perf_counter() - started)
+            log.warning(
+                "batch %d left out, as decided before: %d samples", number, sum(b.samples for b in batches)
+            )
+
+    def _draw(self) -> list[Batch]:
+        for _ in range(2):
+            if self._batches is None:
+                self._batches = iter(self.loader)
+            drawn = next(self._batches, None)
+            if drawn is not None:
+                batches: list[Batch] = drawn["batches"]
+                return batches
+            self._batches, self._epoch = None, self._epoch + 1
+        raise UsageError(
+            f"the dataset holds {len(self.dataset)} samples on each rank, less than one batch",
+            mend='lower data.batch_size, or set data.uneven = "pad"',
+        )
+
+    def state(self) -> dict[str, Any]:
+        """The place of the next batch."""
+        return {"number": self.number, "epoch": self._epoch, "loader": self.loader.state_dict()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go to a place; the stream refuses one that is not of this dataset and order."""
+        self._batches = None
+        self.number, self._epoch = state["number"], state["epoch"]
+        if state["loader"] is not None:
+            self.loader.load_state_dict(dict(state["loader"]))
+
+    def describe(self) -> list[dict[str, Any]]:
+        """What each dataset is: for the run folder."""
+        return [describe(stream) for stream in self.dataset.streams]
+
+
+def open_dataset(config: Config, share: int) -> StreamingDataset:
+    """The training stream that the config names."""
+    from datasync import Stream, StreamingDataset
+
+    data = config.data
+    options: dict[str, Any] = {
+        "batch_size": share,
+        "shuffle": data.shuffle,
+        "shuffle_seed": config.run.seed,
+        "cache_limit": data.cache_limit or None,
+    }
+    sources = data.streams or (StreamConfig(remote=data.remote, split=data.split),)
+    streams = [
+        Stream(
+            remote=source.remote,
+            local=source.local or str(cache_folder(config, source.remote)),
+            split=source.split or None,
+            **({"proportion": source.proportion} if source.proportion else {}),
+        )
+        for source in sources
+    ]
+    return StreamingDataset(streams=streams, **options)
+
+
+def cache_folder(config: Config, remote: str) -> Path:
+    """Where the shards of one dataset are cached, by default in the run folder."""
+    root = Path(config.data.cache) if config.data.cache else Path(config.run.dir) / "cache"
+    return root / hashlib.sha256(remote.encode()).hexdigest()[:12]
+
+
+def describe(stream: Any) -> dict[str, Any]:
+    """Where a stream reads, and what."""
+    return {"remote": str(stream.remote), "local": str(stream.local), "split": stream.split}

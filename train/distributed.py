@@ -1,0 +1,183 @@
+"""The ranks of a run: who there is, what all of them agree on, and who is missing.
+
+One process is a team of one; under torchrun a team is made from its environment. Each step opens with
+`vote`, one small sum over all ranks (tokens to train on, signals received). It is also the place where a
+rank that has died or hangs is noticed: every rank leaves its step in the rendezvous store first, so those
+behind can be named.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shards.errors import DatasyncError, UsageError
+from train.config import ParallelConfig
+
+_MEND = "look at the log of that rank; run the same command again to continue from the last checkpoint"
+
+
+class RankError(DatasyncError):
+    """Ranks that did not come to a meeting in time."""
+
+
+class Team:
+    """All ranks, seen from this one.
+
+    Args:
+        parallel (ParallelConfig): Which device to use.
+        timeout_s (float): Seconds to wait for the others.
+    """
+
+    def __init__(self, parallel: ParallelConfig, timeout_s: float = 600.0) -> None:
+        self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        self.local_rank = int(os.environ.get("LOCAL_RANK", 0))
+        self.local_world = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        self.timeout_s = timeout_s
+        self.device = _device(parallel.device, self.local_rank)
+        self._store: dist.Store | None = None
+        self._writers: dist.ProcessGroup | None = None
+        self._meetings = 0
+        if "RANK" in os.environ and "MASTER_ADDR" in os.environ:
+            backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
+            dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+            self._store = dist.PrefixStore("datasync", dist.distributed_c10d._get_default_store())
+            self._store.set(f"host/{self.rank}", socket.gethostname())
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+
+    @property
+    def distributed(self) -> bool:
+        """Whether there are process groups."""
+        return self._store is not None
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank writes what only one may write."""
+        return self.rank == 0
+
+    def vote(self, step: int, numbers: Sequence[int]) -> list[int]:
+        """The sum of each number over all ranks; names the ranks that do not come.
+
+        Raises:
+            RankError: A rank is gone, or did not reach this step in time.
+        """
+        if self._store is None:
+            return list(numbers)
+        self._store.set(f"step/{self.rank}", str(step))
+        ballot = torch.tensor(list(numbers), dtype=torch.int64)
+        try:
+            dist.all_reduce(ballot)
+        except RuntimeError as error:
+            raise self._missing(step, error) from error
+        return [int(n) for n in ballot]
+
+    def gather(self, numbers: Sequence[float]) -> Tensor:
+        """(world, n) float64: the numbers of each rank, on every rank."""
+        mine = torch.tensor(list(numbers), dtype=torch.float64)
+        if not self.distributed:
+            return mine[None]
+        everyone = [torch.empty_like(mine) for _ in range(self.world)]
+        dist.all_gather(everyone, mine)
+        return torch.stack(everyone)
+
+    def gather_objects(self, value: Any, *, writers: bool = False) -> list[Any]:
+        """One small JSON value from each rank, on every rank; `writers` for the thread that writes
+        checkpoints."""
+        if not self.distributed:
+            return [value]
+        data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        group = self.writers if writers else None
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world)]
+        dist.all_gather(sizes, torch.tensor([len(data)]), group=group)
+        width = max(int(size) for size in sizes)
+        rows = [torch.zeros(width, dtype=torch.uint8) for _ in range(self.world)]
+        dist.all_gather(
+            rows, torch.cat([data, torch.zeros(width - len(data), dtype=torch.uint8)]), group=group
+        )
+        return [json.loads(bytes(row[: int(size)].numpy())) for row, size in zip(rows, sizes, strict=True)]
+
+    @property
+    def writers(self) -> dist.ProcessGroup | None:
+        """A group of all ranks for the background thread, so that its messages never meet those of the
+        steps."""
+        if self._writers is None and self.distributed:
+            self._writers = dist.new_group(backend="gloo", timeout=timedelta(seconds=self.timeout_s))
+        return self._writers
+
+    def barrier(self, what: str) -> None:
+        """Wait until every rank is here; `what` is what the meeting is called in an error.
+
+        Raises:
+            RankError: Names the ranks that did not come within the timeout.
+        """
+        if self._store is None:
+            return
+        self._meetings += 1
+        key = f"meeting/{self._meetings}"
+        self._store.set(f"{key}/{self.rank}", "here")
+        deadline = time.monotonic() + self.timeout_s
+        absent = list(range(self.world))
+        while absent:
+            absent = [rank for rank in absent if not self._store.check([f"{key}/{rank}"])]
+            if absent and time.monotonic() > deadline:
+                raise RankError(
+                    f"{what}: {self._names(absent)} did not come within {self.timeout_s:.0f} s; "
+                    f"{self.world - len(absent)} of {self.world} ranks are here",
+                    mend=_MEND,
+                )
+            if absent:
+                time.sleep(0.02)
+
+    def _missing(self, step: int, error: RuntimeError) -> RankError:
+        assert self._store is not None
+        try:
+            behind = [
+                rank
+                for rank in range(self.world)
+                if not self._store.check([f"step/{rank}"]) or int(self._store.get(f"step/{rank}")) < step
+            ]
+            who = f"{self._names(behind)} did not reach it" if behind else "a rank left in the middle of it"
+        except (RuntimeError, ValueError) as lost:
+            who = f"the rendezvous is gone with it ({lost})"
+        return RankError(
+            f"step {step}: {who}",
+            mend=f"{_MEND} (torch: {str(error).splitlines()[0]})",
+        )
+
+    def _names(self, ranks: Sequence[int]) -> str:
+        assert self._store is not None
+        hosts = {
+            rank: self._store.get(f"host/{rank}").decode()
+            if self._store.check([f"host/{rank}"])
+            else "unknown host"
+            for rank in ranks
+        }
+        return ", ".join(f"rank {rank} ({host})" for rank, host in hosts.items())
+
+    def close(self) -> None:
+        """Leave the process groups."""
+        if self.distributed:
+            dist.destroy_process_group()
+            self._store = None
+
+
+def _device(choice: str, local_rank: int) -> torch.device:
+    if choice == "cpu":
+        return torch.device("cpu")
+    if torch.cuda.is_available():
+        return torch.device("cuda", local_rank)
+    if choice == "cuda":
+        raise UsageError(
+            "parallel.device = cuda, but torch sees no CUDA device", mend="--set parallel.device=cpu"
+        )
+    return torch.device("cpu")

@@ -1,0 +1,86 @@
+"""Gradients with the same bits on 1, 2, 4 or 8 ranks.
+
+Floating-point addition is not associative, so a sum over ranks depends on how many there are. Here it does
+not: the global batch is cut into atoms, microbatches that never change, and their gradients are added along
+one tree that depends on the number of atoms alone.
+
+    atoms    0   1   2   3   4   5   6   7
+              ╲ ╱     ╲ ╱     ╲ ╱     ╲ ╱
+    1 rank    ░░░░░░░░░░░░░░░░░░░░░░░░░░░░     all of the tree here
+    2 ranks   ░░░░░░░░░░░░   ░░░░░░░░░░░░░     a half each, the last addition between them
+    4 ranks   ░░░░   ░░░░░   ░░░░    ░░░░░     a quarter each, two levels between them
+
+An even node splits in half, an odd one is added from left to right, so a power of two of ranks that divides
+the number of atoms holds whole subtrees. Between ranks each gets one slice of every partial sum
+(all-to-all), adds along the top of the tree, and gives the result to all (all-gather): as many bytes as a
+ring all-reduce, without its order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from shards.errors import UsageError
+
+
+def tree_sum(leaf: Callable[[int], Tensor], n: int, first: int = 0) -> Tensor:
+    """The sum of leaves first … first+n-1 in the canonical order; leaves are asked for from left to right.
+
+    The returned tensor may be the first leaf, added to in place. At most log2(n) + 1 partial sums live at
+    once.
+    """
+    if n % 2:
+        total = leaf(first)
+        for i in range(1, n):
+            total += leaf(first + i)
+        return total
+    total = tree_sum(leaf, n // 2, first)
+    total += tree_sum(leaf, n // 2, first + n // 2)
+    return total
+
+
+def check_world(atoms: int, world: int) -> None:
+    """Refuse a number of ranks that would cut the tree."""
+    if world & (world - 1) or atoms % world:
+        fitting = [2**k for k in range(atoms.bit_length()) if atoms % 2**k == 0]
+        raise UsageError(
+            f'deterministic = "elastic": {atoms} microbatches in a step cannot be spread over {world} ranks',
+            mend=f"use {', '.join(map(str, fitting))} ranks, or change data.batch_size or data.micro_batch",
+        )
+
+
+def sum_over_ranks(partial: Tensor, world: int) -> Tensor:
+    """Add the flat partial sums of all ranks along the top of the tree; every rank gets the same bits."""
+    if world == 1:
+        return partial
+    size = -(-partial.numel() // world)
+    mine = torch.zeros(size * world, dtype=partial.dtype, device=partial.device)
+    mine[: partial.numel()] = partial
+    slices = torch.empty_like(mine)
+    dist.all_to_all_single(slices, mine)
+    rows = slices.view(world, size)
+    total = tree_sum(lambda rank: rows[rank].clone(), world)
+    dist.all_gather_into_tensor(mine, total)
+    return mine[: partial.numel()]
+
+
+def take_gradients(parameters: Iterable[nn.Parameter], loss: Tensor) -> Tensor:
+    """All gradients and the loss as one flat vector; the gradients are cleared."""
+    flat = []
+    for p in parameters:
+        flat.append(torch.zeros_like(p).view(-1) if p.grad is None else p.grad.reshape(-1))
+        p.grad = None
+    return torch.cat([*flat, loss.detach().to(flat[0].dtype).view(1)])
+
+
+def put_gradients(parameters: Iterable[nn.Parameter], flat: Tensor, scale: float) -> Tensor:
+    """The reverse of `take_gradients`, multiplied by `scale`; returns the loss, not multiplied."""
+    at = 0
+    for p in parameters:
+        p.grad = (flat[at : at + p.numel()] * scale).view_as(p)
+        at += p.numel()
+    return flat[-1]

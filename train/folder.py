@@ -1,0 +1,186 @@
+"""The run folder: from what a run was made, what it did, and how often it had to start again.
+
+config.json       every key of the config; `datasync train --reproduce RUN` starts from it
+data.json         each dataset: where, version or fingerprint, samples, receipt
+attempts.jsonl    one line when a process group starts, one when it ends: environment, versions, git state,
+                  cause
+metrics.jsonl     one line a step (see `metrics.py`)
+summary.json      the end: loss, digest of the weights, times
+checkpoints/      unless `checkpoint.url` names another store
+lock              held by the run's first rank, so that a second start cannot write here
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from datasync.errors import BusyError, DatasyncError, UsageError
+from train.config import Config, flatten
+from train.settings import leaves
+
+FREE = (
+    "run.dir", "run.threads", "run.timeout_s", "data.cache", "data.workers", "data.remote",
+    "checkpoint.", "log.", "eval.", "parallel.device", "parallel.mode", "parallel.activation_checkpointing",
+)  # fmt: skip
+"""Keys (or their beginnings) that may change between attempts: they do not change what is computed."""
+
+
+class RunFolder:
+    """The folder of one run; made if it is not there."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: Any = None
+        self.attempt = 0
+
+    def open(self, config: Config, accept: Sequence[str] = ()) -> None:
+        """Take the folder for this process and check that the config is the run's.
+
+        Raises:
+            BusyError: Another process trains here.
+            UsageError: The config differs from the run's in a key that changes what is computed.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = (self.path / "lock").open("a")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise BusyError(
+                f"another process trains in {self.path}", mend="wait for it, or name another run.dir"
+            ) from None
+        known = self.read("config.json")
+        if known is not None:
+            check_same(known, config, accept, self.path)
+        self.write("config.json", config.to_dict())
+        self.attempt = 1 + max((entry["attempt"] for entry in self.lines("attempts.jsonl")), default=0)
+
+    def begin(self, **facts: Any) -> None:
+        """Note that an attempt starts."""
+        self.append(
+            "attempts.jsonl", {"attempt": self.attempt, "event": "start", "time": time.time(), **facts}
+        )
+
+    def end(self, cause: str, **facts: Any) -> None:
+        """Note why it ends; an attempt without this line was killed."""
+        self.append(
+            "attempts.jsonl",
+            {"attempt": self.attempt, "event": "end", "time": time.time(), "cause": cause, **facts},
+        )
+
+    def read(self, name: str) -> Any:
+        """A JSON file of the folder; None where there is none."""
+        try:
+            return json.loads((self.path / name).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise DatasyncError(
+                f"{self.path / name} cannot be read: {error}", mend="restore it, or name another run.dir"
+            ) from None
+
+    def write(self, name: str, value: Any) -> None:
+        """Replace a JSON file of the folder, whole."""
+        temporary = self.path / f".{name}.{os.getpid()}"
+        with temporary.open("w", encoding="utf-8") as file:
+            json.dump(value, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(self.path / name)
+
+    def append(self, name: str, value: Mapping[str, Any]) -> None:
+        """Add a line to a JSONL file of the folder."""
+        with (self.path / name).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(value) + "\n")
+
+    def lines(self, name: str) -> Iterator[dict[str, Any]]:
+        """The lines of a JSONL file; a line that a kill cut short is left out."""
+        return read_lines(self.path / name)
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a JSONL file that are whole; nothing where there is no file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return
+    for line in text.splitlines():
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            yield value
+
+
+def check_same(known: Mapping[str, Any], config: Config, accept: Sequence[str], where: Path) -> None:
+    """Refuse to continue a run with a config that computes something else."""
+    before, now = dict(leaves(known)), flatten(config)
+    different = {
+        key: (before.get(key), now.get(key))
+        for key in sorted(before.keys() | now.keys())
+        if json.dumps(before.get(key)) != json.dumps(now.get(key))
+        and not key.startswith(FREE)
+        and key not in accept
+    }
+    if different:
+        lines = "".join(f"\n  {key}: {old!r} → {new!r}" for key, (old, new) in different.items())
+        raise UsageError(
+            f"{where} holds a run with another config:{lines}",
+            mend="name another run.dir; try it beside this run by `datasync fork`; or continue with the change: "
+            + " ".join(f"--accept {key}" for key in different),
+        )
+
+
+def environment() -> dict[str, Any]:
+    """Where this process runs and with what."""
+    import numpy
+    import torch
+
+    from shards.version import __version__
+
+    names = (
+        "OMP_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "CUDA_VISIBLE_DEVICES",
+        "CUBLAS_WORKSPACE_CONFIG",
+        "SLURM_JOB_ID",
+    )
+    cuda = torch.cuda.is_available()
+    return {
+        "host": platform.node(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "datasync": __version__,
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else [],
+        "cpus": os.cpu_count(),
+        "command": sys.argv,
+        "variables": {name: os.environ[name] for name in names if name in os.environ},
+        "git": git_state(Path.cwd()),
+    }
+
+
+def git_state(path: Path) -> dict[str, Any] | None:
+    """Commit, and whether there are changes that it does not hold; None outside a repository."""
+    try:
+        head = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=path, capture_output=True, text=True, timeout=10
+        )
+        if head.returncode:
+            return None
+        status = subprocess.run(
+            ["git", "status", "--porcelain"], cwd=path, capture_output=True, text=True, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return {"commit": head.stdout.strip(), "changed": bool(status.stdout.strip())}

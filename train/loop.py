@@ -1,0 +1,276 @@
+"""One run, from its config to its last step; the same command starts it and continues it.
+
+    restore ─► [ draw a batch ─► vote ─► forward, backward ─► clip ─► judge ─► update ─► save ─► log ] ─► end
+
+Everything that decides a step is restored: weights, moments, step, place in the data, recent losses,
+decisions of the guard. Random numbers need no restoring: each is a function of seed, step and place in the
+batch. So N steps are the same N steps however often the run was killed between them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from shards.errors import DatasyncError
+from train.checkpoint import Checkpoints, weights_digest
+from train.config import Config
+from train.data import Feed, Share
+from train.distributed import Team
+from train.documents import Encoder
+from train.folder import RunFolder, environment
+from train.guard import Guard, Kind
+from train.metrics import Metrics, memory_bytes, peak_flops, straggler
+from train.optim import AdamW, clip_gradients, learning_rate
+from train.parallel import Engine, split
+from train.plan import build_model, flops_per_position
+from train.signals import StopRequest, agreed
+
+if TYPE_CHECKING:
+    from datasync.storage import Store
+
+log = logging.getLogger("train")
+
+
+class StoppedError(DatasyncError):
+    """A signal ended the run between two steps; everything is saved."""
+
+
+def run(config: Config, *, accept: Sequence[str] = ()) -> dict[str, Any]:
+    """Train, or continue, the run that the config describes.
+
+    Args:
+        config (Config): The run.
+        accept (Sequence[str]): Config keys that may differ from those the run was started with.
+
+    Returns:
+        The summary, as in `summary.json`.
+
+    Raises:
+        DatasyncError: What stopped it; with `exit_code` 128 + N after signal N.
+    """
+    team = Team(config.parallel, config.run.timeout_s)
+    try:
+        return Trainer(config, team, accept).train()
+    finally:
+        team.close()
+
+
+class Trainer:
+    """Everything that a run holds, in one process."""
+
+    def __init__(self, config: Config, team: Team, accept: Sequence[str] = ()) -> None:
+        self.started = time.perf_counter()
+        self.config, self.team = config, team
+        self.share, micro = split(config, team.world)
+        self.folder = RunFolder(Path(config.run.dir))
+        if team.leads:
+            self.folder.open(config, accept)
+        self.threads = set_up_torch(config, team)
+        self.encoder = Encoder(config)
+        self.feed = Feed(config, team, self.encoder, self.share, micro)
+        self.engine = Engine(config, team, build_model(config, self.encoder.tokenizer.vocab))
+        self.optimizer = AdamW(self.engine.model, config.optim)
+        self.guard = Guard(config.guard)
+        self.checkpoints = Checkpoints(
+            open_store(config), team, config.checkpoint, self.folder.path / "staging"
+        )
+        self.flops = flops_per_position(self.engine.model, config.model)
+        self.first_place = self.place = self.feed.state()
+        self.step, self.saved = 0, -1
+        self.loss: float | None = None
+        self.eval_loss: float | None = None
+
+    def train(self) -> dict[str, Any]:
+        """All steps that are left; returns the summary."""
+        stop = StopRequest()
+        self.restore()
+        metrics = self._begin() if self.team.leads else None
+        cause = "error"
+        try:
+            while self.step < self.config.run.steps:
+                record = self.one_step(stop)
+                if metrics is not None and record is not None:
+                    metrics.write(record)
+            self.save(wait=True)
+            cause = "finished"
+            return self._summarise()
+        except DatasyncError as error:
+            cause = error.message
+            raise
+        finally:
+            stop.restore()
+            self.checkpoints.finish()
+            if metrics is not None:
+                metrics.close()
+                self.folder.end(cause, step=self.step)
+
+    def one_step(self, stop: StopRequest) -> dict[str, Any] | None:
+        """One update of the weights and its record; None where the guard left the batch out."""
+        started = time.perf_counter()
+        c, team = self.config, self.team
+        share = self.feed.next()
+        targets, positions, *votes = team.vote(self.step, [share.valid, share.positions, *stop.votes])
+        if (kind := agreed(votes)) is not None:
+            self._stop(kind)
+        mine = self.engine.backward(self.step, share.batches, max(targets, 1))
+        norm = clip_gradients(self.engine.parameters, c.optim.clip, self.engine.total).item()
+        own_s = share.wait_s + self.engine.forward_s
+        table = team.gather([mine, own_s, share.wait_s, share.ledger])  # (ranks, 4)
+        loss = float(table[:, 0].sum()) / max(targets, 1)
+        if (bad := self.guard.judge(loss, norm)) is not None:
+            self._leave_out(bad, loss, share)
+            return None
+        lr = learning_rate(c.optim, self.step, c.run.steps)
+        self.optimizer.step(self.step, lr)
+        self.optimizer.zero_grad()
+        self.step += 1
+        self.loss, self.place = loss, self.feed.state()
+        saving = time.perf_counter()
+        if self.step % c.checkpoint.every == 0 and self.step < c.run.steps:
+            self.save()
+        now = time.perf_counter()
+        step_s, peak = now - started, peak_flops(team.device)
+        return {
+            "step": self.step,
+            "loss": loss,
+            "lr": lr,
+            "norm": norm,
+            "targets": targets,
+            "positions": positions,
+            "batch": share.number,
+            "epoch": share.epoch,
+            "samples": (share.number + 1) * c.data.batch_size,
+            "ledger": int(table[:, 3].sum()),
+            "step_s": step_s,
+            "wait_s": float(table[:, 2].max()),
+            "save_s": now - saving,
+            "tokens_per_s": positions / step_s,
+            "mfu": positions * self.flops / step_s / (peak * team.world) if peak else None,
+            "memory_bytes": memory_bytes(team.device),
+            "slowest": straggler(table[:, 1]),
+            "attempt": self.folder.attempt,
+            "time": time.time(),
+        }
+
+    # State
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint shards: weights and moments."""
+        return {**self.engine.model.state_dict(), **self.optimizer.state()}
+
+    def save(self, *, wait: bool = False) -> None:
+        """Keep the state after the last finished step."""
+        if self.saved != self.step:
+            self.saved = self.step
+            state = {
+                "step": self.step, "data": self.place, "datasets": self.feed.describe(),
+                "guard": self.guard.state(), "loss": self.loss, "eval_loss": self.eval_loss,
+                "threads": self.threads, "world": self.team.world, "config": self.config.to_dict(),
+            }  # fmt: skip
+            self.checkpoints.save(self.step, self.tensors(), state, wait=wait)
+        elif wait:
+            self.checkpoints.finish()
+
+    def restore(self) -> None:
+        """Go to the newest good checkpoint; without any, to the beginning."""
+        state = self.checkpoints.load(self.tensors())
+        events = self.checkpoints.read_json("guard.json") or []
+        if state is None:
+            self.engine.reset()
+            self.optimizer.reset()
+            state = {"step": 0, "data": self.first_place, "guard": {}, "loss": None, "eval_loss": None}
+        elif state["world"] == self.team.world and self.config.run.deterministic != "off":
+            torch.set_num_threads(state["threads"])
+            self.threads = state["threads"]
+        self.step, self.loss, self.eval_loss = state["step"], state["loss"], state["eval_loss"]
+        self.saved = self.step if self.step else -1
+        self.guard.load(state["guard"], events)
+        self.feed.skipped = self.guard.skipped
+        self.place = state["data"]
+        self.feed.load(self.place)
+
+    def _stop(self, kind: signal.Signals) -> None:
+        """Save what the last finished step left, and leave."""
+        self.optimizer.zero_grad()
+        self.save(wait=True)
+        error = StoppedError(
+            f"stopped by {kind.name} after step {self.step} of {self.config.run.steps}; everything is saved",
+            mend="run the same command again to continue",
+        )
+        error.exit_code = 128 + kind.value
+        raise error
+
+    def _leave_out(self, kind: Kind, loss: float, share: Share) -> None:
+        """Carry out the guard's policy for this batch, and keep the decision at once."""
+        self.optimizer.zero_grad()
+        ids = [name for names in self.team.gather_objects(share.ids) for name in names]
+        self.guard.record(step=self.step + 1, batch=share.number, kind=kind, loss=loss, samples=ids)
+        if self.team.leads:
+            self.checkpoints.write_json("guard.json", self.guard.events)
+            log.error("step %d: %s; batch %d left out (%s): samples %s", self.step + 1, kind, share.number,
+                      self.config.guard.policy, ", ".join(ids))  # fmt: skip
+        self.team.barrier("keeping the guard's decision")
+        if self.config.guard.policy == "rewind":
+            self.restore()
+
+    # The run folder
+
+    def _begin(self) -> Metrics:
+        c, place = self.config, self.step
+        self.folder.write("data.json", self.feed.describe())
+        self.folder.begin(
+            step=place, world=self.team.world, setup_s=time.perf_counter() - self.started, **environment()
+        )
+        size = sum(p.numel() for p in self.engine.parameters)
+        where = f"continuing after step {place}" if place else "from the beginning"
+        log.info(
+            "%s: %s parameters · %s · %s ranks · %s",
+            c.run.dir,
+            f"{size:,}",
+            self.team.device,
+            self.team.world,
+            where,
+        )
+        return Metrics(self.folder, c.run.steps, every=c.log.every, tensorboard=c.log.tensorboard)
+
+    def _summarise(self) -> dict[str, Any]:
+        """What came out of the run; also kept in the run folder."""
+        summary = {
+            "run": self.config.run.dir, "step": self.step, "loss": self.loss, "eval_loss": self.eval_loss,
+            "samples": self.place["number"] * self.config.data.batch_size, "attempts": self.folder.attempt,
+            "left_out": len(self.guard.events),
+            "digest": weights_digest(dict(self.engine.model.named_parameters())),
+        }  # fmt: skip
+        if self.team.leads:
+            self.folder.write("summary.json", summary)
+        return summary
+
+
+def set_up_torch(config: Config, team: Team) -> int:
+    """Threads and determinism; returns the threads."""
+    elastic = config.run.deterministic == "elastic"
+    shared = max(len(os.sched_getaffinity(0)) // team.local_world, 1)
+    threads = config.run.threads or (1 if elastic else shared)
+    torch.set_num_threads(threads)
+    if config.run.deterministic != "off":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.set_float32_matmul_precision("high")
+    return threads
+
+
+def open_store(config: Config) -> Store:
+    """Where the run keeps its checkpoints."""
+    from datasync.config import Config as Clusters
+
+    return Clusters.load(None).resolve(config.checkpoint.url or str(Path(config.run.dir) / "checkpoints"))

@@ -1,0 +1,200 @@
+"""One step's gradients, on whatever there is: one process, DDP, FSDP2, or the elastic sum.
+
+    loss of a step = sum over the samples of all ranks / number of targets on all ranks
+
+The division is by the global count, so a rank whose captions are short weighs no more than the others. DDP
+and FSDP2 average over ranks; each microbatch's loss is therefore scaled by the number of ranks first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from shards.errors import UsageError
+from train.config import Config
+from train.distributed import Team
+from train.documents import Batch
+from train.elastic import check_world, put_gradients, sum_over_ranks, take_gradients, tree_sum
+from train.model.decoder import Decoder, init_weights, name_seed
+
+AUTO_FSDP = 500_000_000
+"""Parameters from which `parallel.mode = "auto"` shards the model on GPUs."""
+
+
+class Engine:
+    """A model in place on its device, and the way its gradients are made.
+
+    Args:
+        config (Config): The run.
+        team (Team): The ranks.
+        model (Decoder): Built on the meta device; weights are set from the seed here.
+
+    Raises:
+        UsageError: The batch does not split over the ranks and microbatches.
+    """
+
+    def __init__(self, config: Config, team: Team, model: Decoder) -> None:
+        self.config, self.team, self.model = config, team, model
+        self.elastic = config.run.deterministic == "elastic"
+        size = sum(p.numel() for p in model.parameters())
+        auto = "fsdp" if team.device.type == "cuda" and team.world > 1 and size >= AUTO_FSDP else "ddp"
+        self.mode = auto if config.parallel.mode == "auto" else config.parallel.mode
+        self.dtype = getattr(torch, _dtype(config, team))
+        model.recompute = config.parallel.activation_checkpointing
+        if config.parallel.compile:
+            for block in model.blocks:
+                block.compile()
+        self.sharded = self.mode == "fsdp" and team.distributed
+        if self.sharded:
+            self._shard()
+        model.to_empty(device=team.device)
+        self.forward: nn.Module = model
+        if self.mode == "ddp" and team.distributed and not self.elastic:
+            self.forward = _ddp(model, team)
+        self.parameters = list(model.parameters())
+        self.forward_s = 0.0
+        self.reset()
+        model.train()
+
+    def reset(self) -> None:
+        """The initial weights, from the seed."""
+        init_weights(self.model, self.config.run.seed)
+
+    def _shard(self) -> None:
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        policy = MixedPrecisionPolicy(param_dtype=self.dtype, reduce_dtype=torch.float32)
+        mesh = torch.distributed.init_device_mesh(self.team.device.type, (self.team.world,))
+        for block in self.model.blocks:
+            fully_shard(block, mesh=mesh, mp_policy=policy)
+        fully_shard(self.model, mesh=mesh, mp_policy=policy)
+
+    def backward(self, step: int, batches: Sequence[Batch], targets: int) -> float:
+        """Leave this step's gradients in the parameters; returns this rank's part of the loss (a sum).
+
+        With the elastic sum every rank returns the same: the whole loss divided by the number of ranks.
+        `forward_s` is then the seconds of the forward passes, in which a rank of DDP waits for nobody (on a
+        GPU: to launch them).
+        """
+        self.forward_s = 0.0
+        if self.elastic:
+            return self._backward_elastic(step, batches, targets)
+        total = torch.zeros((), device=self.team.device)
+        for i, batch in enumerate(batches):
+            with self._sync(i == len(batches) - 1):
+                loss = self._loss(step, self.team.rank * len(batches) + i, batch)
+                (loss * (self.team.world / targets)).backward()
+            total += loss.detach()
+        return total.item()
+
+    def _backward_elastic(self, step: int, batches: Sequence[Batch], targets: int) -> float:
+        first = self.team.rank * len(batches)
+
+        def atom(i: int) -> Tensor:
+            loss = self._loss(step, first + i, batches[i])
+            loss.backward()
+            return take_gradients(self.parameters, loss)
+
+        partial = tree_sum(atom, len(batches))
+        loss = put_gradients(self.parameters, sum_over_ranks(partial, self.team.world), 1.0 / targets)
+        return loss.item() / self.team.world
+
+    def _loss(self, step: int, atom: int, batch: Batch) -> Tensor:
+        """The summed loss of one microbatch; its dropout is a function of seed, step and place in the global
+        batch."""
+        seed_all(name_seed(self.config.run.seed, "step", step, atom))
+        started = time.perf_counter()
+        batch = batch.to(self.team.device)
+        with self.autocast():
+            loss: Tensor = self.forward(batch.tokens, **batch.inputs())
+        self.forward_s += time.perf_counter() - started
+        return loss
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Lower precision for the forward pass, where asked for and not FSDP's own business."""
+        if self.dtype == torch.float32 or self.sharded:
+            return contextlib.nullcontext()
+        return torch.autocast(self.team.device.type, dtype=self.dtype)
+
+    def _sync(self, last: bool) -> AbstractContextManager[Any]:
+        """Gradients travel with the last microbatch only."""
+        if self.sharded:
+            self.model.set_requires_gradient_sync(last)  # type: ignore[operator]
+        elif self.forward is not self.model and not last:
+            return self.forward.no_sync()  # type: ignore[operator,no-any-return]
+        return contextlib.nullcontext()
+
+    def total(self, number: Tensor) -> Tensor:
+        """Sum a number over the ranks that share the gradients."""
+        if self.sharded:
+            torch.distributed.all_reduce(number)
+        return number
+
+
+def seed_all(seed: int) -> None:
+    """Every source of random numbers, so that none has a state to keep."""
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+
+
+def split(config: Config, world: int) -> tuple[int, int]:
+    """(samples of one rank in a step, samples of one microbatch)."""
+    B, m = config.data.batch_size, config.data.micro_batch
+    if B % world:
+        raise UsageError(
+            f"data.batch_size = {B} does not split over {world} ranks",
+            mend=f"use a multiple of {world}; the nearest is {-(-B // world) * world}",
+        )
+    share = B // world
+    if config.run.deterministic == "elastic":
+        if not m:
+            raise UsageError(
+                'deterministic = "elastic" needs data.micro_batch, the piece of work that never changes',
+                mend=f"for example --set data.micro_batch={max(B // 8, 1)}",
+            )
+        if B % m:
+            raise UsageError(
+                f"data.micro_batch = {m} does not divide data.batch_size = {B}", mend="choose a divisor"
+            )
+        check_world(B // m, world)
+        if config.parallel.mode == "fsdp":
+            raise UsageError(
+                'deterministic = "elastic" keeps the whole model on every rank; "fsdp" does not',
+                mend='--set parallel.mode=ddp, or run.deterministic="on"',
+            )
+    m = m or share
+    if share % m:
+        raise UsageError(
+            f"data.micro_batch = {m} does not divide the {share} samples of one rank",
+            mend=f"choose a divisor of {share}, or another data.batch_size",
+        )
+    return share, m
+
+
+def _dtype(config: Config, team: Team) -> str:
+    if config.parallel.dtype != "auto":
+        return config.parallel.dtype
+    return "bfloat16" if team.device.type == "cuda" else "float32"
+
+
+def _ddp(model: nn.Module, team: Team) -> nn.Module:
+    """DDP with buckets that never move.
+
+    DDP regroups its buckets after the first step, and the order in which a ring adds depends on the bucket:
+    with more than two ranks, the first step after a restart would differ in its last bits from the same step
+    without one. Searching for unused parameters keeps the first grouping.
+    """
+    from torch.nn.parallel import DistributedDataParallel
+
+    devices = [team.device.index] if team.device.type == "cuda" else None
+    return DistributedDataParallel(model, device_ids=devices, find_unused_parameters=True)

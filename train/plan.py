@@ -1,0 +1,100 @@
+"""What a run will cost, from its config alone: parameters, FLOPs, memory. Nothing is allocated (`meta`
+device).
+
+FLOPs of training one position: 6 for each weight that multiplies (forward 2, backward 4), and
+12·layers·dim·T/2 for causal attention over T positions (Chinchilla's count, halved for the mask). The
+embedding is a look-up: none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from train.config import Config, ModelConfig
+from train.model import Decoder
+from train.tokens import load_tokenizer
+
+
+def build_model(config: Config, vocab: int) -> Decoder:
+    """The model on the meta device: shapes without memory."""
+    media = [name for name, column in (("image", config.data.image), ("audio", config.data.audio)) if column]
+    with torch.device("meta"):
+        return Decoder(config.model, config.model.vocab or vocab, media)
+
+
+def flops_per_position(model: Decoder, c: ModelConfig) -> float:
+    """FLOPs of training one position of a full sequence."""
+    return 6.0 * multiplying(model) + 6.0 * c.layers * c.dim * c.context
+
+
+def multiplying(model: Decoder) -> int:
+    """Weights that multiply at every position: all but the embedding (unless it is also the head) and the
+    encoders."""
+    count = sum(p.numel() for p in model.blocks.parameters()) + model.norm.weight.numel()
+    return count + model.embedding.weight.numel()  # the head, tied or not, has the embedding's shape
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Bytes are those of one rank.
+
+    Args:
+        parameters (int): All weights.
+        flops_per_position (float): Training FLOPs of one position.
+        flops (float): Of the whole run, with every row full.
+        weights, gradients, moments, activations (int): Bytes while training.
+        checkpoint (int): Bytes of one checkpoint, all ranks together.
+    """
+
+    parameters: int
+    flops_per_position: float
+    flops: float
+    weights: int
+    gradients: int
+    moments: int
+    activations: int
+    checkpoint: int
+
+    @property
+    def total(self) -> int:
+        """Bytes of one rank, all told."""
+        return self.weights + self.gradients + self.moments + self.activations
+
+
+def plan(config: Config, world: int = 1) -> Plan:
+    """Estimate a run on `world` ranks."""
+    c, data = config.model, config.data
+    model = build_model(config, load_tokenizer(data.tokenizer).vocab)
+    parameters = sum(p.numel() for p in model.parameters())
+    shares = world if config.parallel.mode == "fsdp" else 1
+    rows = data.micro_batch or max(data.batch_size // world, 1)
+    per_position = flops_per_position(model, c)
+    return Plan(
+        parameters=parameters,
+        flops_per_position=per_position,
+        flops=per_position * data.batch_size * c.context * config.run.steps,
+        weights=4 * parameters // shares,
+        gradients=4 * parameters // shares,
+        moments=8 * parameters // shares,
+        activations=activation_bytes(config, model.vocab, rows),
+        checkpoint=12 * parameters,
+    )
+
+
+def activation_bytes(config: Config, vocab: int, rows: int) -> int:
+    """What the backward pass keeps of `rows` full sequences: an estimate, good to about a third.
+
+    In a block: two norms' inputs and outputs, q k v, the attention's output, and gate, up, their product;
+    with recomputation its input alone, plus one whole block at a time. Then the logits with their gradient
+    in float32.
+    """
+    c = config.model
+    width = 2 if config.parallel.dtype == "bfloat16" else 4
+    positions = rows * c.context
+    attention = c.dim + 2 * c.kv_heads * c.head_dim + 2 * c.dim
+    block = positions * (4 * c.dim + attention + 4 * c.hidden) * width
+    kept = positions * c.dim * width
+    blocks = c.layers * kept + block if config.parallel.activation_checkpointing else c.layers * block
+    return blocks + positions * vocab * (width + 8)
