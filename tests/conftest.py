@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.servers import s3_a, s3_b, s3_servers  # noqa: F401  (fixtures)
+
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
