@@ -104,7 +104,8 @@ class NDArray(Encoding):
                     "a list has no array type: name one (ndarray:int32) or give a NumPy array"
                 )
             try:
-                array = np.array(value, self.dtype)
+                with np.errstate(over="ignore"):
+                    array = np.array(value, self.dtype)
             except (TypeError, ValueError, OverflowError) as error:
                 raise EncodingError(f"the list does not fit {self.dtype.name}: {error}") from error
             if self.shape is not None and array.shape == (math.prod(self.shape),):
