@@ -59,8 +59,12 @@ class Folder:
     def read(self, name: str) -> bytes | None:
         try:
             return (self._root / name).read_bytes()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as error:
+            raise DatasyncError(
+                f"{self._root / name} cannot be read: {error.strerror or error}", mend="check its permissions"
+            ) from error
 
     def write(self, name: str, data: bytes) -> None:
         path = self._root / name
