@@ -264,7 +264,7 @@ def _write_all(fd: int, data: Buffer) -> None:
 
 
 class _LocalFailure(Exception):
-    """A write to the cache failed; wrapped, lest the store that is being read takes it for its own failure."""
+    """A write to the cache failed; wrapped, lest the store being read takes it for its own failure."""
 
     def __init__(self, error: OSError) -> None:
         super().__init__(str(error))

@@ -135,6 +135,8 @@ class Downloader:
                     continue
                 if done.replica.number in errors:
                     continue  # it had been given up already
+                if isinstance(done.error, Cancelled) and not self.closing.is_set():
+                    continue  # the winner's report is behind it
                 if done.error is None:
                     self._won(done, attempts, wanted)
                     return {}

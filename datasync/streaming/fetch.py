@@ -184,11 +184,11 @@ class ShardSource:
         Replaces what was planned before. An error is left to `open`. Returns at once.
         """
         own = self._process()
+        if not self.replicas or not own.plan_changed(shards):
+            return
         wanted = [self._wanted(own, shard) for shard in shards]
         own.plan = {want.raw.name: i for i, want in enumerate(wanted)}
-        if self.replicas:
-            left = [s for s, want in zip(shards, wanted, strict=True) if not own.is_here(s, want)]
-            own.prefetcher.plan(left)
+        own.prefetcher.plan([s for s, want in zip(shards, wanted, strict=True) if not own.is_here(s, want)])
 
     def close(self) -> None:
         """Stop the threads and let go of open shards; the cache stays."""

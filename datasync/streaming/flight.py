@@ -77,12 +77,12 @@ class Flights:
             self._threads.add(thread)
         thread.start()
 
-    def close(self, seconds: float) -> None:
-        """Wait up to `seconds` for each thread that was started here."""
+    def close(self, deadline: float) -> None:
+        """Wait for the threads that were started here, until this monotonic time."""
         with self._lock:
             threads = list(self._threads)
         for thread in threads:
-            thread.join(seconds)
+            thread.join(max(deadline - time.monotonic(), 0.0))
 
 
 class Patience:

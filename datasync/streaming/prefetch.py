@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from datasync.streaming.attempt import Cancelled
@@ -60,14 +61,14 @@ class Prefetcher:
         with self._changed:
             self._changed.notify_all()
 
-    def close(self, seconds: float) -> None:
-        """Stop after what is running; wait up to `seconds` for it."""
+    def close(self, deadline: float) -> None:
+        """Stop after what is running; wait for it until this monotonic time."""
         with self._changed:
             self._closed = True
             self._left = []
             self._changed.notify_all()
         for thread in self._threads:
-            thread.join(seconds)
+            thread.join(max(deadline - time.monotonic(), 0.0))
 
     def _work(self) -> None:
         while True:

@@ -5,10 +5,12 @@ Made when first needed and never shared: a fork or a pickle starts with nothing 
 
 from __future__ import annotations
 
+import math
 import os
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from datasync.errors import StoreError
 from datasync.streaming.attempt import Cancelled, Wanted
@@ -22,6 +24,7 @@ from shards.mds import Shard
 _OPEN_MOST, _OPEN_LEAST = 128, 4
 _OPEN_IN_MEMORY = 8
 _CLOSE_SECONDS = 5.0
+_LOOK_AGAIN_SECONDS = 2.0  # how long a planned shard is taken to be where it was
 
 
 class Process:
@@ -56,6 +59,9 @@ class Process:
         self._sources = sources
         self._open_most = _OPEN_MOST
         self._opened: OrderedDict[int, Shard] = OrderedDict()
+        self._seen: dict[int, float] = {}  # when a shard was last found in the cache
+        self._last_plan: tuple[int, ...] = ()
+        self._planned = -math.inf
         self._lock = threading.Lock()
 
     def opened_get(self, shard: int) -> Shard | None:
@@ -86,18 +92,32 @@ class Process:
         with self._lock:
             self._opened.clear()
 
+    def plan_changed(self, shards: Sequence[int]) -> bool:
+        """Whether a plan says something new, or the last one is old enough to be looked at again."""
+        plan, now = tuple(shards), time.monotonic()
+        if plan == self._last_plan and now - self._planned < _LOOK_AGAIN_SECONDS:
+            return False
+        self._last_plan, self._planned = plan, now
+        return True
+
     def is_here(self, shard: int, wanted: Wanted) -> bool:
-        """Whether the shard is open here or trusted in the cache."""
+        """Whether the shard is open here or trusted in the cache, now or a moment ago."""
+        now = time.monotonic()
         with self._lock:
-            if shard in self._opened:
+            if shard in self._opened or now - self._seen.get(shard, -math.inf) < _LOOK_AGAIN_SECONDS:
                 return True
-        return self.cache.trusted(wanted.raw)
+        if not self.cache.trusted(wanted.raw):
+            return False
+        with self._lock:
+            self._seen[shard] = now
+        return True
 
     def close(self) -> None:
         """Stop the threads, and forget the open shards."""
         self.closing.set()
-        self.prefetcher.close(_CLOSE_SECONDS)
-        self.flights.close(_CLOSE_SECONDS)
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        self.prefetcher.close(deadline)
+        self.flights.close(deadline)
         self.release()
 
 

@@ -12,11 +12,13 @@ here and logged once a process (`log_once`).
 from __future__ import annotations
 
 import logging
-import multiprocessing
+import mmap
 import multiprocessing.context
+import multiprocessing.reduction
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,6 +57,7 @@ FIELDS: dict[str, str] = {
 
 _INDEX = {name: i for i, name in enumerate(FIELDS)}
 _ROWS = 257  # the main process, and 256 workers; later ones share a row
+_BLOCK_BYTES = 8 * _ROWS * len(FIELDS)
 
 
 class Stats:
@@ -65,8 +68,20 @@ class Stats:
     """
 
     def __init__(self) -> None:
-        self._block: Any = multiprocessing.RawArray("d", _ROWS * len(FIELDS))
+        fd = os.memfd_create("datasync-stats")
+        try:
+            os.ftruncate(fd, _BLOCK_BYTES)
+        except BaseException:
+            os.close(fd)
+            raise
         self._creator = os.getpid()
+        self._map(fd)
+
+    def _map(self, fd: int) -> None:
+        """Use the block behind a descriptor, which is kept for workers that are spawned."""
+        self._fd = fd
+        self._block = mmap.mmap(fd, _BLOCK_BYTES)
+        weakref.finalize(self, os.close, fd)
         self._reset()
 
     def _reset(self) -> None:
@@ -78,16 +93,16 @@ class Stats:
         self._row = self._table[self._own_row()]
 
     def __getstate__(self) -> dict[str, Any]:
-        spawning = multiprocessing.context.get_spawning_popen() is not None
-        return {"block": self._block if spawning else None, "creator": self._creator}
+        if multiprocessing.context.get_spawning_popen() is None:
+            return {"block": None, "creator": 0}
+        return {"block": multiprocessing.reduction.DupFd(self._fd), "creator": self._creator}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         if state["block"] is None:
             self.__init__()  # type: ignore[misc]
             return
-        self._block = state["block"]
         self._creator = state["creator"]
-        self._reset()
+        self._map(state["block"].detach())
 
     def _own_row(self) -> int:
         if os.getpid() == self._creator:

@@ -299,7 +299,7 @@ def test_prefetch_brings_what_is_planned_and_open_waits_for_nothing(remote: Path
     stream = source(remote, tmp_path / "local")
     count = len(stream.index.shards)
     stream.prefetch(range(count))
-    stream._own.prefetcher.plan([])  # what runs goes on, what does not is forgotten
+    stream.prefetch([])  # what runs goes on, what does not is forgotten
     stream.prefetch(range(count))
     deadline = threading.Event()
     for _ in range(200):
