@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,8 @@ BASENAME = "index.json"
 EXTRA_KEY = "datasync"
 
 _U32 = 1 << 32
+# Parts between slashes: none empty, none a dot or two, no backslash and no NUL.
+_NAME = re.compile(r"(?!\.\.?(?:/|\Z))[^/\\\0]+(?:/(?!\.\.?(?:/|\Z))[^/\\\0]+)*", re.DOTALL)
 _NEWER = "install a newer datasync"
 _DAMAGED = "fetch the index again, or write the dataset again"
 
@@ -112,6 +115,7 @@ class ShardInfo:
     def from_dict(cls, entry: Mapping[str, Any], *, where: str = "shard entry") -> ShardInfo:
         """Read an entry of an index; `FormatError` naming `where` if it is not sound."""
         _check_entry(entry, where)
+        _check_columns(entry, where)
         zipped = entry.get("zip_data")
         return cls(
             samples=entry["samples"],
@@ -150,7 +154,8 @@ class Index:
         digest = hashlib.sha256()
         for info in self.shards:
             file = info.stored
-            _fold(digest, file.basename, file.bytes, file.hashes, info.samples, info.columns)
+            columns = _columns_text(info.column_names, info.column_encodings)
+            _fold(digest, file.basename, file.bytes, file.hashes, info.samples, columns)
         return digest.hexdigest()
 
     @property
@@ -229,19 +234,11 @@ def _moved(info: ShardInfo, prefix: str) -> ShardInfo:
 
 def check_basename(name: object, *, where: str) -> str:
     """Return a file's name if it stays below its dataset; else `FormatError` naming `where`."""
-    good = (
-        isinstance(name, str)
-        and bool(name)
-        and "\0" not in name
-        and "\\" not in name
-        and all(part not in ("", ".", "..") for part in name.split("/"))
-    )
-    if not good:
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
         raise FormatError(
             f"{where}: the file name {name!r} leaves the dataset or is no name",
             mend="do not use this index; get it from someone you trust",
         )
-    assert isinstance(name, str)
     return name
 
 
@@ -257,6 +254,7 @@ class _Scan:
         self.digest = hashlib.sha256()
         self._decode = json.JSONDecoder().raw_decode
         self._at = 0
+        self._seen: dict[tuple[tuple[Any, ...], ...], str] = {}
 
     def run(self) -> dict[str, Any]:
         """The top-level keys other than `shards`."""
@@ -292,11 +290,29 @@ class _Scan:
     def _entry(self, entry: Any, where: str) -> None:
         _check_entry(entry, where)
         file = entry.get("zip_data") or entry["raw_data"]
-        columns = dict(zip(entry["column_names"], entry["column_encodings"], strict=True))
+        columns = self._columns(entry, where)
         _fold(
             self.digest, file["basename"], file["bytes"], file.get("hashes") or {}, entry["samples"], columns
         )
         self.samples.append(entry["samples"])
+
+    def _columns(self, entry: dict[str, Any], where: str) -> str:
+        """The text of an entry's columns; nearly all entries have the same, which are checked once."""
+        try:
+            key = (
+                tuple(entry["column_names"]),
+                tuple(entry["column_encodings"]),
+                tuple(entry["column_sizes"]),
+            )
+            return self._seen[key]
+        except (KeyError, TypeError):
+            _check_columns(entry, where)
+            key = (
+                tuple(entry["column_names"]),
+                tuple(entry["column_encodings"]),
+                tuple(entry["column_sizes"]),
+            )
+            return self._seen.setdefault(key, _columns_text(*key[:2]))
 
     def _peek(self) -> str:
         text, at = self.text, self._at
@@ -355,14 +371,19 @@ class _LazyShards(Sequence[ShardInfo]):
         return (self[i] for i in range(len(self)))
 
 
-def _fold(digest: Any, name: str, size: int, hashes: Mapping[str, str], samples: int, columns: Any) -> None:
-    digest.update(json.dumps([name, size, sorted(hashes.items()), samples, sorted(columns.items())]).encode())
+def _fold(digest: Any, name: str, size: int, hashes: Mapping[str, str], samples: int, columns: str) -> None:
+    digest.update(json.dumps([name, size, sorted(hashes.items()), samples]).encode())
+    digest.update(columns.encode())
+
+
+def _columns_text(names: Sequence[str], encodings: Sequence[str]) -> str:
+    return json.dumps(sorted(zip(names, encodings, strict=True)))
 
 
 def _check_version(version: object, where: str) -> None:
-    if version == VERSION and not isinstance(version, bool):
+    if type(version) is int and version == VERSION:
         return
-    if isinstance(version, int) and version > VERSION:
+    if type(version) is int and version > VERSION:
         raise FormatError(
             f"{where} is of version {version}; this datasync reads version {VERSION}", mend=_NEWER
         )
@@ -380,19 +401,18 @@ def _check_entry(entry: Any, where: str) -> None:
             f"{where} has the format {entry.get('format')!r}, not mds", mend="convert it: datasync shard"
         )
     _check_version(entry.get("version"), where)
-    _check_number(entry.get("samples"), _U32, f"{where}: samples")
-    _check_file(entry.get("raw_data"), f"{where}: raw_data")
+    _check_number(entry.get("samples"), where, "samples")
+    _check_file(entry.get("raw_data"), where, "raw_data")
     compression = entry.get("compression")
     if (compression is None) != (entry.get("zip_data") is None):
         raise FormatError(f"{where}: compression and zip_data do not go together", mend=_DAMAGED)
     if compression is not None:
         if not isinstance(compression, str):
             raise FormatError(f"{where}: compression is {compression!r}", mend=_DAMAGED)
-        _check_file(entry["zip_data"], f"{where}: zip_data")
-    _check_columns(entry, where)
+        _check_file(entry["zip_data"], where, "zip_data")
 
 
-def _check_columns(entry: dict[str, Any], where: str) -> None:
+def _check_columns(entry: Mapping[str, Any], where: str) -> None:
     lists = [entry.get(key) for key in ("column_names", "column_encodings", "column_sizes")]
     names, encodings, sizes = lists
     if not (isinstance(names, list) and isinstance(encodings, list) and isinstance(sizes, list)):
@@ -403,25 +423,25 @@ def _check_columns(entry: dict[str, Any], where: str) -> None:
         raise FormatError(f"{where}: column names and encodings must be text, each name once", mend=_DAMAGED)
     for name, size in zip(names, sizes, strict=True):
         if size is not None:
-            _check_number(size, _U32, f"{where}: the size of column {name!r}")
+            _check_number(size, where, f"the size of column {name!r}")
 
 
-def _check_file(file: Any, where: str) -> None:
+def _check_file(file: Any, where: str, key: str) -> None:
     if not isinstance(file, dict):
-        raise FormatError(f"{where} is no object", mend=_DAMAGED)
+        raise FormatError(f"{where}: {key} is no object", mend=_DAMAGED)
     check_basename(file.get("basename"), where=where)
-    _check_number(file.get("bytes"), _U32, f"{where}: bytes")
+    _check_number(file.get("bytes"), where, "bytes")
     hashes = file.get("hashes")
-    if hashes is not None and not (
-        isinstance(hashes, dict) and all(isinstance(digest, str) for digest in hashes.values())
-    ):
-        raise FormatError(f"{where}: hashes must be digests by algorithm", mend=_DAMAGED)
+    if hashes is None:
+        return
+    if not isinstance(hashes, dict) or any(type(digest) is not str for digest in hashes.values()):
+        raise FormatError(f"{where}: hashes of {key} must be digests by algorithm", mend=_DAMAGED)
 
 
-def _check_number(value: object, limit: int, what: str) -> None:
-    if type(value) is not int or not 0 <= value < limit:
+def _check_number(value: object, where: str, what: str) -> None:
+    if type(value) is not int or not 0 <= value < _U32:
         raise FormatError(
-            f"{what} is {value!r}, expected a whole number from 0 to {limit - 1}", mend=_DAMAGED
+            f"{where}: {what} is {value!r}, expected a whole number below {_U32:,}", mend=_DAMAGED
         )
 
 
