@@ -1,7 +1,7 @@
 """A corpus to try things on: drawings of simple shapes, with captions that say what they show.
 
-`make_shapes` writes `00000.png`, `00001.png`, … and a `metadata.jsonl` with a line for each. Drawing i depends
-on the seed and i alone, so a larger corpus begins with the smaller one, byte for byte.
+`make_shapes` writes `00000.png`, `00001.png`, … and a `metadata.jsonl` with a line for each. A drawing
+depends on the seed and its number alone, so a larger corpus begins with the smaller one, byte for byte.
 """
 
 from __future__ import annotations
