@@ -1,0 +1,102 @@
+"""Kinds of corpora, by name, and finding out which kind a corpus is.
+
+Each kind is one module with one class (see `shards.sources.base`), imported when it is used. Other packages add
+kinds by the entry point group `datasync.sources`, name = class.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections import Counter
+from importlib.metadata import entry_points
+
+from shards.errors import UsageError
+from shards.sources.base import Bad, Item, Row, Source, SourceOptions, Table, Task
+from shards.sources.files import FileList, list_files
+
+__all__ = [
+    "Bad",
+    "FileList",
+    "Item",
+    "Row",
+    "Source",
+    "SourceOptions",
+    "Table",
+    "Task",
+    "detect",
+    "list_files",
+    "load",
+    "names",
+]
+
+GROUP = "datasync.sources"
+
+# In the order in which they are asked: those that know their corpus by a marker before those that go by extension.
+_BUILT_IN = {
+    "images": "shards.sources.mediafolder:ImageFolder",
+    "audio": "shards.sources.mediafolder:AudioFolder",
+    "video": "shards.sources.mediafolder:VideoFolder",
+    "parquet": "shards.sources.parquet:Parquet",
+    "jsonl": "shards.sources.jsonl:JsonLines",
+}
+
+
+def names() -> list[str]:
+    """Every kind that there is."""
+    return [*_BUILT_IN, *(point.name for point in entry_points(group=GROUP) if point.name not in _BUILT_IN)]
+
+
+def load(name: str) -> type[Source]:
+    """The class of a kind.
+
+    Raises:
+        UsageError: There is no such kind, or its package does not import.
+    """
+    if name in _BUILT_IN:
+        module, _, attribute = _BUILT_IN[name].partition(":")
+        found: type[Source] = getattr(importlib.import_module(module), attribute)
+        return found
+    for point in entry_points(group=GROUP):
+        if point.name == name:
+            try:
+                return _checked(point.load(), name)
+            except ImportError as error:
+                raise UsageError(f"the format {name!r} of {point.value} does not import: {error}") from error
+    near = difflib.get_close_matches(name, names(), 1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise UsageError(f"there is no format {name!r}", mend=f"{hint}use one of: {', '.join(names())}")
+
+
+def _checked(found: object, name: str) -> type[Source]:
+    if isinstance(found, type) and issubclass(found, Source):
+        return found
+    raise UsageError(
+        f"the format {name!r} is no shards.sources.Source", mend="see docs/shard.md, Your own source"
+    )
+
+
+def detect(files: FileList) -> type[Source]:
+    """The kind that these files are.
+
+    Raises:
+        UsageError: None claims them, or two that go by extension do.
+    """
+    claims = [kind for kind in map(load, names()) if kind.claims(files)]
+    if not claims:
+        raise UsageError(
+            f"no kind of corpus is known in {files.root}: it holds {_describe(files)}",
+            mend=f"name it with --format: {', '.join(names())}",
+        )
+    if len(claims) > 1 and not claims[0].marked:
+        counts = ", ".join(f"{kind.name} ({kind(files, SourceOptions()).mine().names[0]})" for kind in claims)
+        raise UsageError(
+            f"{files.root} holds several kinds of files: {counts}",
+            mend="choose with --format, or name the files",
+        )
+    return claims[0]
+
+
+def _describe(files: FileList) -> str:
+    counts = Counter(files.suffix(number) or "no extension" for number in range(len(files)))
+    return ", ".join(f"{count:,} {suffix}" for suffix, count in counts.most_common(4))

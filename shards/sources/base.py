@@ -134,6 +134,7 @@ class Source(ABC):
     name: ClassVar[str]
     summary: ClassVar[str]
     extensions: ClassVar[frozenset[str]] = frozenset()
+    marked: ClassVar[bool] = False  # whether `claims` goes by more than extensions, and settles it
 
     def __init__(self, files: FileList, options: SourceOptions) -> None:
         self.files = files
@@ -152,9 +153,17 @@ class Source(ABC):
     def read(self, payload: Any) -> Iterator[Item]:
         """The rows of one task, in a fixed order."""
 
+    def peek(self, payload: Any) -> Iterator[Item]:
+        """The rows of one task for finding out columns; a source may leave out what costs time. Default: `read`."""
+        return self.read(payload)
+
     def columns(self) -> pa.Schema | None:
         """The columns as the format declares them, or None to infer them from rows."""
         return None
+
+    def nullable(self) -> set[str]:
+        """Of declared columns, those that have a null somewhere, or may have one. Default: none."""
+        return set()
 
     def notes(self) -> list[str]:
         """Remarks for the summary: what was left out, and why. Known once `tasks` has been read."""

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, NamedTuple
 from shards import media
 from shards.errors import UsageError
 from shards.sources.base import Bad, Item, Row, Source, SourceOptions, Task, content_error, group, reason
-from shards.sources.files import FileList
+from shards.sources.files import FileList, suffix
 from shards.sources.jsonl import parse_row
 from shards.sources.streams import lines, open_stream
 
@@ -30,6 +30,14 @@ _METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 _SIDECARS = (".txt", ".caption")
 _MAX_FILE = (1 << 32) - 1
 _ROW_OVERHEAD = 256
+
+# How files of a kind begin, for finding out columns without reading any.
+_TYPICAL = {
+    ".png": b"\x89PNG\r\n\x1a\n",
+    "image": b"\xff\xd8\xff",
+    "audio": b"fLaC",
+    "video": b"\0\0\0\x18ftypisom",
+}
 
 
 class Entry(NamedTuple):
@@ -55,6 +63,7 @@ class MediaFolder(Source):
     """What image, audio and video folders have in common."""
 
     kind: ClassVar[str]
+    marked = True
 
     def __init__(self, files: FileList, options: SourceOptions) -> None:
         super().__init__(files, options)
@@ -157,6 +166,22 @@ class MediaFolder(Source):
     def notes(self) -> list[str]:
         return self._notes
 
+    def peek(self, payload: Folder) -> Iterator[Item]:
+        """Rows with the first bytes of a typical file in place of each file's own."""
+        if not payload.metadata:
+            for name in payload.files.names:
+                text = b"" if payload.texts is not None else None
+                yield self._values(name, self._typical(name), text, payload.labels)
+            return
+        for number, line, file in payload.entries:
+            row = parse_row(line, payload.metadata, number)
+            if isinstance(row, Row) and file >= 0:
+                row.values[self.kind] = self._typical(payload.files.names[file])
+            yield row
+
+    def _typical(self, name: str) -> bytes:
+        return _TYPICAL.get(suffix(name), _TYPICAL[self.kind])
+
     def read(self, payload: Folder) -> Iterator[Item]:
         return self._read_metadata(payload) if payload.metadata else self._read_files(payload)
 
@@ -180,6 +205,9 @@ class MediaFolder(Source):
             media.check(data, self.kind, level=self.options.check)
         except media.MediaError as error:
             return Bad(reason(error), name, data=data[:64])
+        return self._values(name, data, text, labels)
+
+    def _values(self, name: str, data: bytes, text: bytes | None, labels: bool) -> Item:
         values: dict[str, Any] = {self.kind: data, "file_name": name}
         if text is not None:
             try:

@@ -1,0 +1,106 @@
+"""What a job has done, kept at its destination, so that it can be gone on with from any machine.
+
+    _datasync/jobs/<job>/job.json             what the job is; written before its first task runs
+    _datasync/jobs/<job>/tasks/000007.json    task 7 is finished: the entries of its shards
+    _datasync/jobs/<job>/done.json            the index is published; the records of tasks go
+
+A job is named by a digest of its input and its options: another input or other options are another job, and
+the records of one cannot be taken for those of the other. A record is written when the shards that it names are
+stored, in one write, so a task is finished or it never was (invariant 9).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from shards.errors import FormatError, NotFoundError
+from shards.sink import Sink
+
+JOBS = "_datasync/jobs/"
+_AT_ONCE = 16
+
+
+class Journal:
+    """The journal of one job.
+
+    Args:
+        sink (Sink): The destination.
+        job (str): The job's name.
+    """
+
+    def __init__(self, sink: Sink, job: str) -> None:
+        self._sink = sink
+        self.job = job
+        self._folder = f"{JOBS}{job}/"
+
+    def begin(self, description: dict[str, Any]) -> None:
+        """Write down what the job is."""
+        self._write("job.json", description)
+
+    def description(self) -> dict[str, Any] | None:
+        """What `begin` wrote; None if there is no such job."""
+        return read_json(self._sink, f"{self._folder}job.json")
+
+    def done(self) -> dict[str, Any] | None:
+        """What `finish` wrote; None if the job is not finished."""
+        return read_json(self._sink, f"{self._folder}done.json")
+
+    def record(self, number: int, record: dict[str, Any]) -> None:
+        """Task `number` is finished."""
+        self._write(f"tasks/{number:06d}.json", record)
+
+    def records(self) -> dict[int, dict[str, Any]]:
+        """The record of every finished task, by number, in order."""
+        keys = [info.key for info in listing(self._sink, f"{self._folder}tasks/")]
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            found = pool.map(lambda key: read_json(self._sink, key), keys)
+            return {
+                int(key[-11:-5]): record
+                for key, record in zip(keys, found, strict=True)
+                if record is not None
+            }
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        """These tasks are not finished after all."""
+        self._sink.delete([f"{self._folder}tasks/{number:06d}.json" for number in numbers])
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        """The job is published: keep a summary in place of the records."""
+        self._write("done.json", summary)
+        self._sink.delete([info.key for info in listing(self._sink, f"{self._folder}tasks/")])
+
+    def drop(self) -> None:
+        """Remove every trace of the job."""
+        self._sink.delete([info.key for info in listing(self._sink, self._folder)])
+
+    def _write(self, name: str, value: dict[str, Any]) -> None:
+        self._sink.write(f"{self._folder}{name}", json.dumps(value, sort_keys=True).encode())
+
+
+def jobs(sink: Sink) -> list[str]:
+    """The names of all jobs that have a journal at `sink`."""
+    return sorted({info.key[len(JOBS) :].partition("/")[0] for info in listing(sink, JOBS)})
+
+
+def read_json(sink: Sink, key: str) -> dict[str, Any] | None:
+    """A small JSON object; None if it is not there."""
+    try:
+        value = json.loads(sink.read(key))
+    except NotFoundError:
+        return None
+    except ValueError as error:
+        raise FormatError(
+            f"{key} in {sink.url} is damaged: {error}", mend="delete it and run again"
+        ) from error
+    return value if isinstance(value, dict) else None
+
+
+def listing(sink: Sink, prefix: str) -> Iterator[Any]:
+    """`sink.list`, where a destination that does not exist yet is empty."""
+    try:
+        yield from sink.list(prefix)
+    except NotFoundError:
+        return

@@ -1,0 +1,226 @@
+"""One task: read its part of the corpus, write its shards, say what was done.
+
+    source.read(payload) ──► Rows ──► one ShardBuilder a split ──► sink      record: entries of the shards
+                                 └──► quarantine (bad rows)        ──► sink
+
+The same everywhere: in this process, in a worker, on a Ray node. What it writes depends on the job and the task
+alone (invariant 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from shards.builder import FinishedShard, ShardBuilder
+from shards.digests import crc32c
+from shards.errors import DatasyncError, NotFoundError
+from shards.mds import RowError
+from shards.plan import Job
+from shards.rows import Rows, items
+from shards.sink import Sink
+from shards.sources import load
+from shards.sources.base import Bad, Row, Table, Task
+from shards.sources.files import FileList
+from shards.split import parse_split, split_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+QUARANTINE = "_datasync/quarantine"
+QUARANTINE_COLUMNS = {"reason": "str", "where": "str", "data": "bytes"}
+_EXAMPLES = 3
+_REPORT_ROWS = 1024
+
+Report = Callable[[int], None]
+
+
+class BadRowError(DatasyncError):
+    """A row is bad, and the job is not to skip it."""
+
+
+def run_task(job: Job, number: int, task: Task, report: Report | None = None) -> dict[str, Any]:
+    """Do a task and store what comes of it.
+
+    Args:
+        job (Job): What the task is part of.
+        number (int): The task's number.
+        task (Task): The task.
+        report (Report | None): Called with a number of rows that are done. Default: ``None``.
+
+    Returns:
+        dict[str, Any]: The record of the task: ``rows skipped shards quarantine examples``.
+
+    Raises:
+        BadRowError: A row is bad and the job is to fail.
+        DatasyncError: The source or the destination failed.
+    """
+    options = job.options
+    source = load(job.source)(_no_files(), options.source_options())
+    rows = Rows(job.schema, options, strict=job.strict, known=job.known)
+    done = _Outputs(job, number, report or (lambda _: None))
+    stages = _stages(job)
+    for item in items(source.read(task.payload)):
+        if isinstance(item, Bad):
+            done.bad(item)
+        elif isinstance(item, Table) and rows.whole_tables and stages is None:
+            batch, bad = rows.table(item)
+            for refused in bad:
+                done.bad(refused)
+            done.batch(batch, item)
+        else:
+            for row in rows.rows(item):
+                done.take(row if stages is None or isinstance(row, Bad) else stages.feed(row))
+    if stages is not None:
+        done.take(stages.finish())
+    return done.finish()
+
+
+def _stages(job: Job) -> Any:
+    """What turns rows into other rows across the whole task: tokenising and packing."""
+    if job.options.tokenizer is None:
+        return None
+    from shards.tokens import Packer
+
+    return Packer(job.options, job.schema)
+
+
+def _no_files() -> FileList:
+    import numpy as np
+
+    return FileList(root="", names=[], sizes=np.empty(0, np.int64), versions=np.empty(0, np.uint64))
+
+
+class _Outputs:
+    """Where rows go: a builder for each split, and one for what is bad."""
+
+    def __init__(self, job: Job, number: int, report: Report) -> None:
+        self._job = job
+        self._ordinal = job.first + number
+        self._edges = parse_split(job.options.split)
+        self._outputs: dict[str, _Output] = {}
+        self._quarantine = _Output(job, f"{QUARANTINE}/{job.name}/", QUARANTINE_COLUMNS, self._ordinal)
+        self._examples: list[list[str]] = []
+        self._skipped = self._rows = self._reported = 0
+        self._report = report
+
+    def take(self, item: Row | Bad | Iterable[Row | Bad]) -> None:
+        """A row, a bad one, or several."""
+        if isinstance(item, Bad):
+            self.bad(item)
+        elif isinstance(item, Row):
+            self.row(item)
+        else:
+            for one in item:
+                self.take(one)
+
+    def row(self, row: Row) -> None:
+        output = self._output(self._split(row))
+        try:
+            output.store(output.builder.write(row.values))
+        except RowError as error:
+            self.bad(Bad(error.message, row.file, row.at))
+            return
+        self._count(1)
+
+    def batch(self, batch: pa.RecordBatch, table: Table) -> None:
+        """Rows in columns; where one of them cannot be held, go on row by row."""
+        output = self._output("")
+        try:
+            output.store(output.builder.write_batch(batch))
+            self._count(batch.num_rows)
+            return
+        except RowError as error:
+            written = error.written
+        self._count(written)
+        rest = batch.slice(written)
+        for at, values in enumerate(rest.to_pylist(), written):
+            self.row(Row(values, table.file, table.first + at))
+
+    def bad(self, bad: Bad) -> None:
+        if self._job.options.on_error == "fail":
+            raise BadRowError(
+                f"{bad.where}: {bad.reason}",
+                mend="mend the source, or pass over such rows with --on-error skip",
+            )
+        self._skipped += 1
+        if len(self._examples) < _EXAMPLES:
+            self._examples.append([bad.where, bad.reason])
+        row = {"reason": _utf8(bad.reason), "where": _utf8(bad.where), "data": bad.data}
+        self._quarantine.store(self._quarantine.builder.write(row))
+
+    def finish(self) -> dict[str, Any]:
+        for output in (*self._outputs.values(), self._quarantine):
+            output.store(output.builder.finish())
+        self._report(self._rows - self._reported)
+        return {
+            "rows": self._rows,
+            "skipped": self._skipped,
+            "examples": self._examples,
+            "shards": {split: output.entries for split, output in sorted(self._outputs.items())},
+            "quarantine": self._quarantine.entries,
+        }
+
+    def _split(self, row: Row) -> str:
+        if not self._edges:
+            return ""
+        options = self._job.options
+        if options.key is not None:
+            key = repr(row.values[options.rename.get(options.key, options.key)])
+        elif row.key is not None:
+            key = row.key
+        else:
+            key = repr(sorted(row.values.items()))
+        return split_of(key.encode(errors="surrogateescape"), self._edges)
+
+    def _output(self, split: str) -> _Output:
+        output = self._outputs.get(split)
+        if output is None:
+            prefix = f"{split}/" if split else ""
+            output = self._outputs[split] = _Output(
+                self._job, prefix, self._job.schema.encodings, self._ordinal
+            )
+        return output
+
+    def _count(self, rows: int) -> None:
+        self._rows += rows
+        if self._rows - self._reported >= _REPORT_ROWS:
+            self._report(self._rows - self._reported)
+            self._reported = self._rows
+
+
+class _Output:
+    """The shards of one dataset that a task writes."""
+
+    def __init__(self, job: Job, prefix: str, columns: dict[str, str], ordinal: int) -> None:
+        options = job.options
+        self._sink: Sink = job.sink
+        self._prefix = prefix
+        self.entries: list[dict[str, Any]] = []
+        self.builder = ShardBuilder(
+            columns,
+            compression=options.compression,
+            hashes=options.hashes,
+            size_limit=options.limit_bytes,
+            ordinal=ordinal,
+        )
+
+    def store(self, shards: list[FinishedShard]) -> None:
+        for shard in shards:
+            file = shard.info.stored
+            key = self._prefix + file.basename
+            checksum = crc32c(shard.data)
+            if not self._stored(key, file.bytes):
+                self._sink.write(key, shard.data, crc32c=checksum)
+            self.entries.append({"shard": shard.info.to_dict(), "crc32c": checksum})
+
+    def _stored(self, key: str, size: int) -> bool:
+        """Whether an earlier try, or another task with the same rows, has stored it: its name is its content."""
+        try:
+            return self._sink.stat(key).bytes == size
+        except NotFoundError:
+            return False
+
+
+def _utf8(text: str) -> str:
+    return text.encode(errors="surrogateescape").decode(errors="replace")

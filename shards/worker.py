@@ -1,0 +1,106 @@
+"""A worker process: takes a job, then task after task, over a pipe; says how it goes.
+
+    to the worker      ("job", Job) once, then ("task", number, Task) each time, None to end
+    from the worker    ("rows", number, count), then ("done", number, record) or ("failed", number, error)
+
+It is a fresh interpreter and not a fork, so that threads, locks and clients of the parent cannot follow it, and
+the user's main program is not run again. It ends when its parent does, however that ends.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from multiprocessing.connection import Connection
+from typing import Any
+
+_CODE = "import sys; sys.path[:] = {path!r}; from shards.worker import main; main({task}, {life})"
+
+
+class Worker:
+    """A worker as its parent sees it."""
+
+    def __init__(self) -> None:
+        # Tasks and answers share one duplex pipe; the other exists so that the worker sees the parent die.
+        from multiprocessing import Pipe
+
+        self.connection, theirs = Pipe()
+        read_end, self._life = os.pipe()
+        code = _CODE.format(path=sys.path, task=theirs.fileno(), life=read_end)
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-c", code], pass_fds=(theirs.fileno(), read_end), stdin=subprocess.DEVNULL
+        )
+        theirs.close()
+        os.close(read_end)
+        self.number: int | None = None  # the task it is at
+
+    def send(self, message: Any) -> bool:
+        """Send a message; False if the worker is gone."""
+        try:
+            self.connection.send(message)
+        except (BrokenPipeError, ConnectionResetError):
+            return False
+        return True
+
+    def stop(self) -> None:
+        """End it now."""
+        self.process.kill()
+        self.process.wait()
+        self.connection.close()
+        os.close(self._life)
+
+
+def main(task_handle: int, life_handle: int) -> None:
+    """What the worker process runs."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides
+    threading.Thread(target=_watch, args=(life_handle,), daemon=True).start()
+    connection = Connection(task_handle)
+    from shards.task import run_task
+
+    job = None
+    while (message := _receive(connection)) is not None:
+        if message[0] == "job":
+            job = message[1]
+            continue
+        _, number, task = message
+        try:
+            assert job is not None
+            record = run_task(
+                job, number, task, lambda rows, number=number: connection.send(("rows", number, rows))
+            )  # type: ignore[misc]
+            connection.send(("done", number, record))
+        except BaseException as error:
+            connection.send(("failed", number, _portable(error)))
+
+
+def _receive(connection: Connection) -> Any:
+    try:
+        return connection.recv()
+    except EOFError:
+        return None
+
+
+def _portable(error: BaseException) -> BaseException:
+    """An error that the parent can unpickle, with its trace as a note."""
+    import pickle
+    import traceback
+
+    from shards.errors import DatasyncError
+
+    if isinstance(error, DatasyncError):
+        return error
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # any error class may fail to pickle in its own way
+        error = RuntimeError(f"{type(error).__name__}: {error}")
+    error.add_note("".join(traceback.format_exception(error)))
+    return error
+
+
+def _watch(handle: int) -> None:
+    """Wait until the parent's end of the pipe closes, which it does when the parent ends, and end too."""
+    os.read(handle, 1)
+    os._exit(1)
