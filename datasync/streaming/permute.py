@@ -1,16 +1,17 @@
 """Permutations that are computed, never stored.
 
-`permute(index, size, key)` maps each index below `size` to another one, and every index is hit exactly once: a
-shuffle of `size` items that needs no memory and can be entered anywhere. Order (invariant 4) is made of these.
+`permute(index, size, key)` maps each index below `size` to another one, and every index is hit exactly
+once: a shuffle of `size` items that needs no memory and can be entered anywhere. Order (invariant 4) is
+made of these.
 
-The construction is a Feistel network over two unequal halves. An index is written in mixed radix as
-`left * columns + right`, where `rows * columns` is the smallest such rectangle, nearly square, that holds `size`.
-The halves take turns at being moved by a keyed hash of the other one, modulo their radix; each turn can be undone,
-so the whole is a bijection of the rectangle whatever the hash is. A result that is not below `size` is sent
-through the network again ("cycle walking", Black and Rogaway 2002): following the cycle of a bijection from inside
-a set ends inside the set, at a different place for every start. The rectangle exceeds `size` by less than its
-side, so that hardly any index walks. Before it enters the network an index is rotated by a keyed amount, because a
-network on a handful of cells alone would favour some of them.
+The construction is a Feistel network over two unequal halves. An index is written in mixed radix as `left *
+columns + right`, where `rows * columns` is the smallest such rectangle, nearly square, that holds `size`.
+The halves take turns at being moved by a keyed hash of the other one, modulo their radix; each turn can be
+undone, so the whole is a bijection of the rectangle whatever the hash is. A result that is not below `size`
+is sent through the network again ("cycle walking", Black and Rogaway 2002): following the cycle of a
+bijection from inside a set ends inside the set, at a different place for every start. The rectangle exceeds
+`size` by less than its side, so that hardly any index walks. Before it enters the network an index is
+rotated by a keyed amount, because a network on a handful of cells alone would favour some of them.
 
 `size` and `key` may differ for each index: one call serves thousands of positions in hundreds of blocks.
 """
@@ -107,7 +108,7 @@ def permute(index: ArrayLike, size: ArrayLike, key: ArrayLike) -> Ints:
 
 def _rectangle(limit: Keys) -> tuple[Keys, Keys]:
     """Rows and columns, each below 2**32, of a nearly square rectangle with at least `limit` cells."""
-    # The root is an estimate above 2**53; the ceiling of the division makes the rectangle large enough anyway.
+    # The root is an estimate above 2**53; the ceiling of the division makes it large enough.
     columns = np.ceil(np.sqrt(limit.astype(np.float64))).astype(np.uint64)
     return (limit + columns - _ONE) // columns, columns
 
