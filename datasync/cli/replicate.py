@@ -1,0 +1,127 @@
+"""`datasync replicate`: parse, call `datasync.replicate`, print."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from datasync.replicate import Outcome, Stop
+
+
+def replicate(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME|URL]...", help="Datasets by name, URLs or folders. [default: all configured]"
+        ),
+    ] = None,
+    to: Annotated[
+        list[str] | None, typer.Option(help="Destinations: clusters or URLs, with commas or repeated.")
+    ] = None,
+    source: Annotated[
+        str | None, typer.Option("--from", help="The cluster to copy from. [default: the dataset's home]")
+    ] = None,
+    rename: Annotated[str | None, typer.Option("--as", help="The name at the destination.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be copied; write nothing.")
+    ] = False,
+    verify: Annotated[str, typer.Option(help="stored: proven on the way. full: also read back.")] = "stored",
+    tree: Annotated[
+        bool, typer.Option("--tree", help="Copy every file, also where there is an index.json.")
+    ] = False,
+    delete: Annotated[
+        bool,
+        typer.Option("--delete", help="Remove from a tree's copy what this tool copied and the source lost."),
+    ] = False,
+    max_delete: Annotated[str, typer.Option(help="The largest share that --delete may remove.")] = "10%",
+    max_runtime: Annotated[str | None, typer.Option(help="Stop cleanly after this long: 90s, 2h30m.")] = None,
+    retry_for: Annotated[str, typer.Option(help="How long a failing place is tried: 30s, 10m.")] = "2m",
+    relay: Annotated[
+        bool, typer.Option("--relay", help="Let a destination that is whole serve as source for the next.")
+    ] = False,
+    engine: Annotated[
+        str, typer.Option(help="Where the copying runs: local, or ray (spread over its nodes).")
+    ] = "local",
+    json_output: Annotated[
+        bool, typer.Option("--json", help="One JSON document on standard output.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> None:
+    """Copy datasets and trees to other clusters: what is missing, proven, the index last.
+
+    A second run finds nothing to do. A run that was killed goes on where it was.
+
+    \b
+      datasync replicate emoji --to cluster-b
+      datasync replicate --to cluster-b,cluster-c          everything configured
+      datasync replicate runs/17/step-1000 --to s3://checkpoints --delete
+      datasync replicate emoji --to cluster-b --dry-run --json
+
+    \b
+    Exit codes: 0 done, 1 failed, 2 usage, 4 stopped by --max-runtime, 75 another run is at work there.
+    """
+    import json
+
+    from datasync.cli import load_config
+    from datasync.config_values import Place, duration, share
+    from datasync.errors import UsageError
+    from datasync.ops.targets import split, targets
+    from datasync.replicate import Options, Stop, report
+    from datasync.replicate.control import stop_after, stop_on_signals
+    from datasync.replicate.relay import replicate_all
+
+    if engine not in ("local", "ray"):
+        raise UsageError(f"no engine is called {engine!r}", mend="use local or ray")
+    config = load_config()
+    options = Options(
+        as_tree=tree,
+        dry_run=dry_run,
+        verify=verify,
+        delete=delete,
+        max_delete=share(max_delete, Place("--max-delete")),
+        retry_seconds=duration(retry_for, Place("--retry-for")),
+        quiet=quiet or json_output,
+        engine=engine,
+    )
+    stop = Stop()
+    outcomes: list[Outcome] = []
+    chosen = targets(config, names or [], to=split(to or []), source=source, rename=rename)
+    seconds = duration(max_runtime, Place("--max-runtime")) if max_runtime is not None else None
+    documents = []
+    with stop_on_signals(stop), stop_after(stop, seconds):
+        for target in chosen:
+            price = config.clusters[target.cluster].egress_per_gib if target.cluster else 0.0
+            for outcome in replicate_all(target, options, stop, relay=relay, config=config):
+                outcomes.append(outcome)
+                documents.append(report.as_dict(outcome, cost_per_gib=price))
+                if not json_output:
+                    print(report.line(outcome, cost_per_gib=price), flush=True)
+            if stop.event.is_set():
+                break
+    if json_output:
+        print(
+            json.dumps(
+                {"replications": documents, "stopped": stop.reason or None}, indent=1, ensure_ascii=False
+            )
+        )
+    _end(outcomes, stop)
+
+
+def _end(outcomes: list[Outcome], stop: Stop) -> None:
+    """Say what failed, and leave with the code of the run."""
+    import sys
+
+    from datasync.replicate import report
+
+    for outcome in outcomes:
+        if outcome.error is not None:
+            print(f"error: {outcome.error}", file=sys.stderr)
+    if stop.reason:
+        print(f"stopped: {stop.reason}; run the same command again to continue", file=sys.stderr)
+    code = report.exit_code(outcomes, stopped=stop.exit_code)
+    if stop.reason and code == 0:
+        code = stop.exit_code
+    if code:
+        raise typer.Exit(code)

@@ -1,0 +1,173 @@
+"""From what a person writes to stores: which dataset, from where, to where.
+
+    emoji                 a dataset by name: at its home, at --from, or at whichever cluster holds it
+    cluster-a:emoji       exactly there
+    s3://bucket/x, ./x    exactly there; its name is the last part
+
+A destination is a cluster or a root URL, and the copy lies below it under the dataset's name;
+`cluster:other-name` is exact.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from datasync.errors import NotFoundError, UsageError
+from datasync.storage.base import Store
+
+if TYPE_CHECKING:
+    from datasync.config import Config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """One thing to replicate.
+
+    Args:
+        name (str): Its name, here and at every destination.
+        source (Store): Where it is read.
+        cluster (str | None): The cluster that the source belongs to, if it is one of the configuration's.
+        to (dict[str, Store]): Name of a destination -> root of the copy.
+        fallbacks (tuple[Store, ...]): Other clusters that may hold it.
+        require_signature (str | None): Public key that must have signed its index.
+    """
+
+    name: str
+    source: Store
+    cluster: str | None
+    to: dict[str, Store]
+    fallbacks: tuple[Store, ...] = ()
+    require_signature: str | None = None
+
+
+def split(values: Sequence[str]) -> list[str]:
+    """Names given one by one or with commas."""
+    return [part.strip() for value in values for part in value.split(",") if part.strip()]
+
+
+def is_place(spec: str) -> bool:
+    """Whether a text names a place itself rather than a dataset."""
+    return (
+        "://" in spec
+        or ":" in spec
+        or spec.startswith((".", "/", "~"))
+        or (os.sep in spec and os.path.isdir(spec))
+    )
+
+
+def targets(
+    config: Config,
+    names: Sequence[str],
+    *,
+    to: Sequence[str],
+    source: str | None = None,
+    rename: str | None = None,
+) -> list[Target]:
+    """What to replicate; with no names, every dataset of the configuration.
+
+    Raises:
+        UsageError: A name, cluster or combination makes no sense.
+    """
+    if not to:
+        raise UsageError("no destination was given", mend="name one: --to cluster-b")
+    if not names and not config.datasets:
+        raise UsageError(
+            "no dataset is configured and none was named",
+            mend="name a dataset, a URL or a folder, or list datasets in datasync.toml",
+        )
+    chosen = list(names) or list(config.datasets)
+    if rename is not None and len(chosen) != 1:
+        raise UsageError("--as names one dataset", mend="replicate one at a time with --as")
+    return [_target(config, name, to=to, source=source, rename=rename) for name in chosen]
+
+
+def _target(
+    config: Config, spec: str, *, to: Sequence[str], source: str | None, rename: str | None
+) -> Target:
+    name = rename or spec
+    cluster: str | None = None
+    if is_place(spec):
+        if source is not None:
+            raise UsageError(
+                f"{spec} says itself where it is; --from {source} cannot too", mend="drop one of them"
+            )
+        store = config.resolve(spec)
+        name = rename or name_of(spec)
+        cluster = spec.partition(":")[0] if spec.partition(":")[0] in config.clusters else None
+    else:
+        cluster, store = find_source(config, spec, source, avoid=[place.partition(":")[0] for place in to])
+    destinations = {place: destination(config, place, name) for place in to}
+    known = config.datasets.get(name)
+    taken = {store.url, *(place.url for place in destinations.values())}
+    others = [config.dataset_store(other, name) for other in config.clusters if other != cluster]
+    return Target(
+        name=name,
+        source=store,
+        cluster=cluster,
+        to=destinations,
+        fallbacks=tuple(other for other in others if other.url not in taken),
+        require_signature=known.require_signature if known else None,
+    )
+
+
+def find_source(
+    config: Config, name: str, source: str | None = None, *, avoid: Sequence[str] = ()
+) -> tuple[str | None, Store]:
+    """The cluster and the root of a dataset that is given by name.
+
+    Raises:
+        UsageError: No cluster holds it.
+    """
+    if source is not None:
+        if source in config.clusters:
+            return source, config.dataset_store(source, name)
+        return None, config.resolve(source).child(name)
+    known = config.datasets.get(name)
+    if known is not None and known.home is not None:
+        return known.home, config.dataset_store(known.home, name)
+    holders = [cluster for cluster in config.find_dataset(name) if cluster.name not in avoid]
+    if holders:
+        return holders[0].name, config.dataset_store(holders[0].name, name)
+    if os.path.isdir(name):
+        return None, config.resolve(name)
+    places = ", ".join(config.clusters) or "no cluster is configured"
+    raise NotFoundError(
+        f"no dataset {name!r} is at any cluster that could be its source ({places})",
+        mend="check the name (datasync status), or give a URL or a folder",
+    )
+
+
+def destination(config: Config, place: str, name: str) -> Store:
+    """The root of a dataset's copy at a place."""
+    if place in config.clusters:
+        return config.dataset_store(place, name)
+    head, colon, _ = place.partition(":")
+    if colon and head in config.clusters:
+        return config.resolve(place)
+    if "://" in place or os.sep in place or place.startswith((".", "~")) or os.path.isdir(place):
+        return config.resolve(place).child(name)
+    return config.cluster(place).store().child(name)  # says which cluster is meant
+
+
+def name_of(spec: str) -> str:
+    """The name of what lies at a URL, a path or `cluster:name`: its last part."""
+    bare = os.path.abspath(spec) if "://" not in spec and ":" not in spec else spec
+    last = bare.rstrip("/").replace(":", "/").rpartition("/")[2]
+    if not last:
+        raise UsageError(f"{spec} has no name of its own", mend="give one: --as NAME")
+    return last
+
+
+def locate(config: Config, spec: str, cluster: str | None) -> tuple[str, str, Store]:
+    """A dataset at one place, for commands that look at a single copy: (name, place, store)."""
+    if is_place(spec):
+        if cluster is not None:
+            raise UsageError(f"{spec} says itself where it is; --cluster cannot too", mend="drop one of them")
+        store = config.resolve(spec)
+        return name_of(spec), spec, store
+    if cluster is None:
+        raise UsageError(f"which copy of {spec}?", mend="name its cluster: --cluster cluster-b")
+    return spec, cluster, destination(config, cluster, spec)

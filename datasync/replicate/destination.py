@@ -1,0 +1,433 @@
+"""One destination of a run: opened under its lease, planned, and published when it is complete.
+
+    open       take the lease · read the newest receipt, its manifest, the journal of an unfinished run
+    plan       compare · look for objects that are in place without a record · adopt or abort old uploads
+    publish    manifest ─► origins, adopted ─► index (conditional) ─► deletions ─► receipt ─► journal away
+
+A reader at any instant sees the old index and everything it names, or the new one and everything it names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import socket
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from datasync.errors import ConflictError, FormatError, NotFoundError, StoreError, UnsupportedError
+from datasync.ops import receipts
+from datasync.ops.receipts import Receipt
+from datasync.replicate import journal as journals
+from datasync.replicate.catalog import TREE, Catalog, origins, tag_of, with_tags
+from datasync.replicate.journal import Begun, Journal
+from datasync.replicate.lane import Lane
+from datasync.replicate.layout import INDEX, adopted_key, damage_key, is_internal, manifest_key, origin_key
+from datasync.replicate.lease import TTL_SECONDS, Lease
+from datasync.replicate.plan import Plan, compare, conflicts, in_place, items
+from datasync.replicate.retry import RETRY_SECONDS, retrying
+from datasync.storage.base import ObjectInfo, Store
+from datasync.storage.local import LocalStore
+from shards.manifest import Manifest
+from shards.version import __version__
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+log = logging.getLogger(__name__)
+
+_STAT_UP_TO = 64
+
+
+@dataclass(slots=True, kw_only=True)
+class Destination:
+    """A destination that is under our lease.
+
+    Args:
+        name (str): For people.
+        store (Store): The dataset's root there.
+        lease (Lease): Held until `close`.
+        receipt (Receipt | None): The newest one found.
+        there (pa.Table | None): The objects which that receipt proves; those found damaged are left out.
+        index (ObjectInfo | None): The index found, whose tag the new one must replace.
+        past (Past): What the journal of an unfinished run says.
+        lane (Lane): Its side of the transfer.
+        plan (Plan | None): What it needs.
+    """
+
+    name: str
+    store: Store
+    lease: Lease
+    receipt: Receipt | None
+    there: pa.Table | None
+    index: ObjectInfo | None
+    past: journals.Past
+    lane: Lane
+    plan: Plan | None = None
+    started: str = field(default_factory=receipts.now)
+
+    def close(self) -> None:
+        """Give the lease back; the journal stays unless `publish` removed it."""
+        self.lane.close()
+        try:
+            self.lane.journal.close()
+        except StoreError as error:
+            log.warning("the journal at %s could not be written: %s", self.store.url, error)
+        self.lease.release()
+
+
+def open_destination(
+    name: str,
+    store: Store,
+    *,
+    command: str,
+    turn: threading.Condition,
+    stop: threading.Event,
+    read_back: bool = False,
+    retry_seconds: float = RETRY_SECONDS,
+    ttl: float = TTL_SECONDS,
+    on_progress: Any = None,
+) -> Destination:
+    """Take the lease of a destination and read what is known about it.
+
+    Raises:
+        BusyError: Another run works there.
+        StoreError: The place cannot be written or read.
+    """
+    lease = Lease(store, command, ttl=ttl)
+    retrying(lease.acquire, seconds=retry_seconds)
+    try:
+        receipt = retrying(lambda: receipts.read(store), seconds=retry_seconds)
+        lane = Lane(
+            name,
+            store,
+            Journal(store, lease.token),
+            turn=turn,
+            stop=stop,
+            read_back=read_back,
+            retry_seconds=retry_seconds,
+            on_progress=on_progress,
+        )
+        destination = Destination(
+            name=name,
+            store=store,
+            lease=lease,
+            receipt=receipt,
+            there=proven(store, receipt),
+            index=_stat(store, INDEX),
+            past=retrying(lambda: journals.load(store), seconds=retry_seconds),
+            lane=lane,
+        )
+    except BaseException:
+        lease.release()
+        raise
+    lease.when_lost(lambda: lane.fail(lease.lost_error()))
+    return destination
+
+
+def proven(store: Store, receipt: Receipt | None) -> pa.Table | None:
+    """The objects that a receipt proves to be at its place, without those that `verify` found damaged."""
+    if receipt is None:
+        return None
+    key = manifest_key(receipt.version)
+    try:
+        table = with_tags(
+            Manifest.from_parquet(retrying(lambda: store.read(key)), where=f"{store.url}/{key}").table
+        )
+    except (NotFoundError, FormatError) as error:
+        log.warning("%s: everything there is looked at again: %s", store.url, error)
+        return None
+    if receipt.whole:
+        return table
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    damaged = pa.array(damage(store, receipt.version), pa.string())
+    return table.filter(pc.invert(pc.is_in(table["key"], value_set=damaged)))
+
+
+def damage(store: Store, version: str) -> list[str]:
+    """Keys that `verify` found missing or bad."""
+    try:
+        raw = json.loads(retrying(lambda: store.read(damage_key(version))))
+        return [str(key) for key in raw["damaged"]]
+    except NotFoundError:
+        return []
+
+
+def make_plan(destination: Destination, catalog: Catalog) -> Plan:
+    """Compare, look at the place itself where proof is missing, adopt or abort uploads of killed runs."""
+    _check_names(destination.store, catalog)
+    plan = compare(catalog.table, destination.there, destination.past.done)
+    lane = destination.lane
+    if len(plan.unproven):
+        lane.present = in_place(catalog.table, plan.unproven, _listing(destination.store, catalog, plan))
+    destination.plan = plan
+    _sweep_uploads(destination, catalog)
+    return plan
+
+
+def _listing(store: Store, catalog: Catalog, plan: Plan) -> Iterator[tuple[str, int]]:
+    """Keys and sizes at the place: asked for one by one when few are wanted, else listed."""
+    if len(plan.unproven) <= _STAT_UP_TO:
+        wanted = [item.key for item in items(catalog.table, plan.unproven)]
+        with ThreadPoolExecutor(16) as pool:
+            found = list(pool.map(lambda key: _stat(store, key), wanted))
+        return iter([(info.key, info.bytes) for info in found if info is not None])
+
+    def listed() -> Iterator[tuple[str, int]]:
+        try:
+            for info in store.list():
+                if not is_internal(info.key):
+                    yield info.key, info.bytes
+        except NotFoundError:
+            return
+
+    return listed()
+
+
+def _sweep_uploads(destination: Destination, catalog: Catalog) -> None:
+    """Every upload that a killed run left here is either gone on with or aborted."""
+    assert destination.plan is not None
+    lane, recorded = destination.lane, destination.past.uploads
+    try:
+        open_uploads = {u.upload_id: u for u in retrying(lambda: list(destination.store.uploads()))}
+    except UnsupportedError:
+        return
+    if not open_uploads:
+        return
+    import numpy as np
+
+    rows = np.concatenate([destination.plan.first, destination.plan.last, destination.plan.marks])
+    wanted = {
+        item.key: item
+        for item in items(catalog.table, rows)
+        if item.key in {u.key for u in open_uploads.values()}
+    }
+    ours = set(catalog.table["key"].to_pylist())
+    for upload_id, info in sorted(open_uploads.items()):
+        begun = recorded.get(upload_id)
+        item = wanted.get(info.key)
+        if begun is None:
+            if info.key not in ours:
+                continue  # somebody else's, for all we know
+            # Killed between the beginning of the upload and its record: its parts are compared by their tags.
+            begun = Begun(
+                key=info.key,
+                upload_id=upload_id,
+                bytes=item.bytes if item else 0,
+                part_bytes=0,
+                sha256=item.sha256 if item else None,
+            )
+        if item is not None and begun.sha256 == item.sha256 and info.key not in lane.uploads:
+            lane.uploads[info.key] = begun
+        else:
+            lane.drop_upload(begun)
+
+
+def _check_names(store: Store, catalog: Catalog) -> None:
+    """Folders cannot hold every set of keys; what cannot be copied is named before anything is."""
+    inner = getattr(store, "store", store)
+    if not isinstance(inner, LocalStore):
+        return
+    found = conflicts(catalog.table["key"].to_pylist(), folds_case=folds_case(Path(inner.root)))
+    if found:
+        first, second = found[0]
+        raise StoreError(
+            f"{first!r} and {second!r} cannot both be files below {store.url} ({len(found)} such pairs);"
+            " nothing was copied",
+            mend="rename one of them, or copy to an object store",
+        )
+
+
+def folds_case(folder: Path) -> bool:
+    """Whether the file system takes names that differ in case for one."""
+    while not folder.is_dir():
+        folder = folder.parent
+    try:
+        with tempfile.NamedTemporaryFile(prefix=".datasync-case-", suffix="a", dir=folder) as file:
+            return Path(file.name[:-1] + "A").exists()
+    except OSError:
+        return False
+
+
+def publish(
+    destination: Destination,
+    catalog: Catalog,
+    *,
+    delete: Iterable[str] = (),
+    signature: tuple[str, bytes] | None = None,
+) -> Receipt:
+    """Make a complete copy visible and prove it.
+
+    Args:
+        destination (Destination): All of its objects are stored.
+        catalog (Catalog): With its version: every digest is known.
+        delete (Iterable[str]): Keys to remove after the new version is visible.
+        signature (tuple[str, bytes] | None): Key and content of the index's signature.
+
+    Raises:
+        BusyError: The lease was lost; nothing was published.
+        ConflictError: Somebody else changed the index meanwhile; nothing was published.
+    """
+    store, lane, lease = destination.store, destination.lane, destination.lease
+    assert catalog.version is not None
+    assert catalog.manifest is not None
+    version, manifest = catalog.version, catalog.manifest
+
+    def put(key: str, data: bytes) -> ObjectInfo:
+        return retrying(lambda: store.write(key, data), seconds=lane.retry_seconds)
+
+    lane.journal.flush()
+    lease.check()
+    put(manifest_key(version), manifest)
+    if (found := origins(catalog.table)) is not None:
+        put(origin_key(version), found)
+    adopted = _adopted(destination, catalog)
+    if adopted:
+        put(adopted_key(version), json.dumps(sorted(adopted), ensure_ascii=False).encode())
+    if signature is not None:
+        put(*signature)
+    index = None if catalog.index is None else _publish_index(destination, catalog.index)
+    delete = list(delete)
+    if delete:
+        retrying(lambda: store.delete(delete), seconds=lane.retry_seconds)
+    receipt = _receipt(destination, catalog, index, adopted=len(adopted))
+    retrying(lambda: receipts.write(store, receipt), seconds=lane.retry_seconds)
+    retrying(lambda: store.delete([damage_key(version)]), seconds=lane.retry_seconds)
+    retrying(lambda: lane.journal.clear(destination.past), seconds=lane.retry_seconds)
+    return receipt
+
+
+def _publish_index(destination: Destination, data: bytes) -> ObjectInfo:
+    """Put the index in place of the one that was there when the lease was taken."""
+    store, old = destination.store, destination.index
+    retry = destination.lane.retry_seconds
+    abilities = store.abilities()
+    if (
+        old is not None
+        and old.bytes == len(data)
+        and retrying(lambda: store.read(INDEX), seconds=retry) == data
+    ):
+        return old
+    try:
+        if old is None and abilities.if_absent:
+            return retrying(lambda: store.write(INDEX, data, if_absent=True), seconds=retry)
+        if old is not None and abilities.if_match:
+            return retrying(lambda: store.write(INDEX, data, if_match=old.etag), seconds=retry)
+    except ConflictError:
+        # A write whose answer was lost has happened; anything else is somebody else's.
+        now = _stat(store, INDEX)
+        if now is not None and retrying(lambda: store.read(INDEX), seconds=retry) == data:
+            return now
+        raise ConflictError(
+            f"{store.url}/{INDEX} was changed by somebody else during this run; it was left as it is",
+            mend="find out who writes there; then run again",
+        ) from None
+    now = _stat(store, INDEX)
+    if (now and now.etag) != (old and old.etag):
+        raise ConflictError(
+            f"{store.url}/{INDEX} was changed by somebody else during this run; it was left as it is",
+            mend="find out who writes there; then run again",
+        )
+    return retrying(lambda: store.write(INDEX, data), seconds=retry)
+
+
+def _adopted(destination: Destination, catalog: Catalog) -> set[str]:
+    """Objects of this version that others put here: found in place now, or by an earlier run."""
+    found = set(destination.lane.tally.adopted)
+    found |= {key for key, done in destination.past.done.items() if done.adopted}
+    found |= read_adopted(destination.store, destination.receipt)
+    if not found:
+        return found
+    return found & set(catalog.table["key"].to_pylist())
+
+
+def read_adopted(store: Store, receipt: Receipt | None) -> set[str]:
+    """Objects of a receipt's version that this tool did not write."""
+    if receipt is None or not receipt.adopted:
+        return set()
+    try:
+        return set(json.loads(retrying(lambda: store.read(adopted_key(receipt.version)))))
+    except NotFoundError:
+        raise NotFoundError(
+            f"{store.url}/{adopted_key(receipt.version)} is missing: it says which objects others wrote",
+            mend="do not delete there; replicate again",
+        ) from None
+
+
+def _receipt(
+    destination: Destination, catalog: Catalog, index: ObjectInfo | None, *, adopted: int
+) -> Receipt:
+    tally = destination.lane.tally
+    assert catalog.version is not None
+    source_index: dict[str, Any] | None = None
+    if catalog.index_info is not None:
+        source_index = {
+            "tag": tag_of(catalog.store, catalog.index_info),
+            "bytes": catalog.index_info.bytes,
+        }
+    index_here: dict[str, Any] | None = None
+    if index is not None and catalog.index is not None:
+        index_here = {
+            "tag": tag_of(destination.store, index),
+            "bytes": index.bytes,
+            "sha256": hashlib.sha256(catalog.index).hexdigest(),
+        }
+    return Receipt(
+        name=catalog.name,
+        kind=catalog.kind,
+        version=catalog.version,
+        state=receipts.WHOLE,
+        objects=catalog.table.num_rows,
+        bytes=catalog.total_bytes,
+        samples=catalog.samples,
+        source={"url": catalog.store.url, "index": source_index},
+        destination=destination.store.url,
+        index=index_here,
+        copied={"objects": tally.copied, "bytes": tally.copied_bytes},
+        adopted=adopted,
+        checked={
+            "sha256": tally.checked_sha256,
+            "crc32c": tally.checked_crc32c,
+            "read_back": tally.read_back,
+            "adopted": len(tally.adopted),
+        },
+        started=destination.started,
+        finished=receipts.now(),
+        tool=f"datasync {__version__}",
+        host=socket.gethostname(),
+        token=destination.lease.token,
+    )
+
+
+def deletable(destination: Destination, catalog: Catalog, *, max_delete: float) -> list[str]:
+    """What `--delete` removes: what an earlier receipt proves that we wrote and the source no longer has.
+
+    Raises:
+        StoreError: That would be a larger share than `max_delete`; nothing is removed.
+    """
+    if catalog.kind != TREE or destination.plan is None or destination.receipt is None:
+        return []
+    ours = set(destination.plan.gone) - read_adopted(destination.store, destination.receipt)
+    before = max(destination.receipt.objects, 1)
+    if len(ours) > max_delete * before:
+        raise StoreError(
+            f"{catalog.name}: the source no longer has {len(ours):,} of {before:,} objects on"
+            f" {destination.name}; a run may remove {max_delete:.0%}; nothing was removed or published",
+            mend="check the source; if it is right, give a larger --max-delete",
+        )
+    return sorted(ours)
+
+
+def _stat(store: Store, key: str) -> ObjectInfo | None:
+    try:
+        return retrying(lambda: store.stat(key))
+    except NotFoundError:
+        return None

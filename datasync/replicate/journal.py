@@ -1,0 +1,204 @@
+"""The journal of a run: what it has finished, kept at the destination so that any machine can go on.
+
+    _datasync/journal/<token>-<n>.jsonl        one record a line, a file a flush
+
+    {"done": key, "bytes": n, "sha256": hex, "crc32c": n, "tag": source tag or null, "adopted": bool}
+    {"upload": key, "id": upload id, "bytes": n, "part_bytes": n, "sha256": hex or null}
+    {"part": key, "id": upload id, "number": n, "tag": tag, "crc32c": n}
+    {"dropped": key, "id": upload id}
+
+Files are never rewritten, so a kill at any instant leaves whole ones. Records are collected and flushed
+every few seconds; the start of an upload at once, since its id is what lets a later run adopt or abort it.
+What was finished after the last flush is found by looking: an object that is in place without a record is
+checked where it is, not sent again. The journal goes when its run has published, and outlives a run that did
+not.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from datasync.errors import StoreError
+from datasync.replicate.layout import JOURNAL
+from datasync.storage.base import Store
+
+log = logging.getLogger(__name__)
+
+_SOONEST, _LATEST = 1.0, 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """An object that is finished at the destination."""
+
+    bytes: int
+    sha256: str
+    crc32c: int | None
+    tag: str | None = None
+    adopted: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Begun:
+    """An upload that was begun: its parts so far, number -> (tag, crc32c)."""
+
+    key: str
+    upload_id: str
+    bytes: int
+    part_bytes: int
+    sha256: str | None
+    parts: dict[int, tuple[str, int]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Past:
+    """What the journal files of earlier runs say."""
+
+    done: dict[str, Done] = field(default_factory=dict)
+    uploads: dict[str, Begun] = field(default_factory=dict)
+    files: list[str] = field(default_factory=list)
+
+
+def replay(lines: list[dict[str, Any]], past: Past) -> None:
+    """Add records, in the order in which they were written, to `past`. Pure."""
+    for line in lines:
+        if "done" in line:
+            past.done[line["done"]] = Done(
+                bytes=line["bytes"],
+                sha256=line["sha256"],
+                crc32c=line["crc32c"],
+                tag=line.get("tag"),
+                adopted=bool(line.get("adopted")),
+            )
+            for upload_id in [i for i, begun in past.uploads.items() if begun.key == line["done"]]:
+                del past.uploads[upload_id]
+        elif "upload" in line:
+            past.uploads[line["id"]] = Begun(
+                key=line["upload"],
+                upload_id=line["id"],
+                bytes=line["bytes"],
+                part_bytes=line["part_bytes"],
+                sha256=line["sha256"],
+            )
+        elif "part" in line and line["id"] in past.uploads:
+            past.uploads[line["id"]].parts[line["number"]] = line["tag"], line["crc32c"]
+        elif "dropped" in line:
+            past.uploads.pop(line["id"], None)
+
+
+def load(store: Store) -> Past:
+    """What earlier runs at this place have left; an unreadable line ends its file."""
+    past = Past()
+    for info in store.list(JOURNAL):
+        past.files.append(info.key)
+        lines = []
+        for text in store.read(info.key).splitlines():
+            try:
+                lines.append(json.loads(text))
+            except ValueError:
+                log.warning(
+                    "%s/%s ends in the middle of a line; its objects are looked at again", store.url, info.key
+                )
+                break
+        replay(lines, past)
+    return past
+
+
+class Journal:
+    """Writes records; thread-safe.
+
+    Args:
+        store (Store): The destination.
+        token (int): Fencing token of the run, which names its files.
+    """
+
+    def __init__(self, store: Store, token: int) -> None:
+        self.store = store
+        self._token = token
+        self._lines: list[str] = []
+        self._files: list[str] = []
+        self._number = 0
+        self._lock = threading.Lock()
+        self._writing = threading.Lock()
+        self._stop = threading.Event()
+        self._began = time.monotonic()
+        self._thread: threading.Thread | None = None
+
+    def done(self, key: str, done: Done) -> None:
+        record = {"done": key, "bytes": done.bytes, "sha256": done.sha256, "crc32c": done.crc32c}
+        self._add({**record, "tag": done.tag, "adopted": done.adopted})
+
+    def upload(self, begun: Begun) -> None:
+        """Record the start of an upload, on the store before this returns."""
+        self._add(
+            {
+                "upload": begun.key,
+                "id": begun.upload_id,
+                "bytes": begun.bytes,
+                "part_bytes": begun.part_bytes,
+                "sha256": begun.sha256,
+            }
+        )
+        self.flush()
+
+    def part(self, key: str, upload_id: str, number: int, tag: str, crc32c: int) -> None:
+        self._add({"part": key, "id": upload_id, "number": number, "tag": tag, "crc32c": crc32c})
+
+    def dropped(self, key: str, upload_id: str) -> None:
+        self._add({"dropped": key, "id": upload_id})
+
+    def flush(self) -> None:
+        """Write what was collected; on failure it is kept for the next time."""
+        with self._writing:
+            with self._lock:
+                lines, self._lines = self._lines, []
+            if not lines:
+                return
+            name = f"{JOURNAL}{self._token:08d}-{self._number:06d}.jsonl"
+            try:
+                self.store.write(name, "".join(lines).encode())
+            except BaseException:
+                with self._lock:
+                    self._lines = lines + self._lines
+                raise
+            self._number += 1
+            self._files.append(name)
+
+    def close(self) -> None:
+        """Stop flushing and write the rest."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        self.flush()
+
+    def clear(self, past: Past) -> None:
+        """Remove every file, the earlier runs' too: what they say is in the manifest now."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._lines = []
+        self.store.delete([*past.files, *self._files])
+
+    def _add(self, record: dict[str, Any]) -> None:
+        with self._lock:
+            self._lines.append(json.dumps(record, ensure_ascii=False) + "\n")
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._flush_loop, name="journal", daemon=True)
+                self._thread.start()
+
+    def _flush_loop(self) -> None:
+        # A run of hours has no more files than one of minutes has lines of sight: the pause grows with it.
+        while not self._stop.wait(min(max(_SOONEST, (time.monotonic() - self._began) / 50), _LATEST)):
+            try:
+                self.flush()
+            except StoreError as error:
+                log.warning(
+                    "the journal at %s could not be written and will be tried again: %s",
+                    self.store.url,
+                    error,
+                )

@@ -1,0 +1,368 @@
+"""The lease of a destination: one run at a time works on a dataset there.
+
+    free ──acquire──► held(token n) ──renew──► held(token n) ──release──► free(token n)
+                          │
+                          └─ not renewed for its time to live, or its process is gone ──acquire──► held(n + 1)
+
+The lease is one small object, changed by conditional writes only, so of several contenders one wins. The
+token grows with every holder and is never reused, which is why a released lease is kept rather than deleted:
+a holder that was suspended and comes back finds a larger token and stops; a receipt with a smaller token than
+the one in place is refused (`ops.receipts`).
+
+Time is the store's own where it tells time: whether a lease has run out is judged by how much later the store
+dates a fresh object than the lease, so a wrong clock at either end takes nothing from a holder. A holder on
+this host whose process no longer exists is replaced at once, without waiting.
+
+A store without conditional writes gets the fallback: write, wait a moment longer than a write takes, read
+back; whoever reads their own name goes on. That is exact unless two contenders' writes are further apart than
+the wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import random
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from datasync.errors import BusyError, ConflictError, FormatError, NotFoundError, StoreError, TransientError
+from datasync.ops.receipts import now
+from datasync.replicate.layout import LEASE
+from datasync.storage.base import ObjectInfo, Store
+
+log = logging.getLogger(__name__)
+
+TTL_SECONDS = 60.0
+_SETTLE_SECONDS = 2.0
+_RACES = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """A process, in a way that tells it from a later one with the same number.
+
+    Args:
+        host (str): Host name.
+        boot (str): Boot and process-number namespace, so that a pid means something.
+        pid (int): Process number.
+        born (str): When the kernel started it.
+        run (str): Random, one a lease.
+        command (str): What it does, for people.
+    """
+
+    host: str
+    boot: str
+    pid: int
+    born: str
+    run: str
+    command: str
+
+    @classmethod
+    def here(cls, command: str) -> Holder:
+        """This process."""
+        pid = os.getpid()
+        return cls(
+            host=socket.gethostname(),
+            boot=_boot(),
+            pid=pid,
+            born=_born(pid),
+            run=uuid.uuid4().hex,
+            command=command,
+        )
+
+    def is_gone(self) -> bool:
+        """Whether this is a process of this host that no longer runs. Unknown counts as running."""
+        if not self.boot or (self.host, self.boot) != (socket.gethostname(), _boot()):
+            return False
+        return _born(self.pid) != self.born
+
+    def __str__(self) -> str:
+        return f"{self.host} (pid {self.pid}, {self.command})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What the lease object says.
+
+    Args:
+        holder (Holder | None): Who has it; None when it is free.
+        token (int): Fencing token: grows by one with every holder.
+        ttl (float): Seconds without renewal after which it is lost.
+        acquired (str): ISO 8601, by the holder's clock.
+        renewed (float): Seconds since the epoch, by the holder's clock.
+    """
+
+    holder: Holder | None
+    token: int
+    ttl: float
+    acquired: str
+    renewed: float
+
+    def dumps(self) -> bytes:
+        return json.dumps(asdict(self), indent=1).encode() + b"\n"
+
+    @classmethod
+    def parse(cls, data: bytes, *, where: str) -> Record:
+        try:
+            raw = json.loads(data)
+            holder = Holder(**raw.pop("holder")) if raw.get("holder") else (raw.pop("holder", None), None)[1]
+            return cls(holder=holder, **raw)
+        except (ValueError, TypeError, KeyError) as error:
+            raise FormatError(
+                f"{where} is not a lease: {error}", mend="remove it when no run is under way"
+            ) from error
+
+
+def may_take(record: Record | None, *, idle: float) -> bool:
+    """Whether a contender may take the lease: it is free, `idle` for too long, or its holder is gone."""
+    if record is None or record.holder is None:
+        return True
+    return idle > record.ttl or record.holder.is_gone()
+
+
+def successor(record: Record | None, holder: Holder, *, ttl: float) -> Record:
+    """The record of the next holder."""
+    token = 1 if record is None else record.token + 1
+    return Record(holder=holder, token=token, ttl=ttl, acquired=now(), renewed=time.time())
+
+
+class Lease:
+    """A lease that is held and renewed in the background until `release`.
+
+    Args:
+        store (Store): The destination.
+        command (str): What the run does, shown to whoever finds the place busy.
+        ttl (float): Seconds without renewal after which others may take it. Default: ``60``.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        command: str,
+        *,
+        ttl: float = TTL_SECONDS,
+        on_lost: Callable[[], None] | None = None,
+    ) -> None:
+        self.store = store
+        self.command = command
+        self.ttl = ttl
+        self._on_lost: Callable[[], None] | None = None
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._record: Record | None = None
+        self._etag: str | None = None
+        self.lost = False
+
+    @property
+    def token(self) -> int:
+        assert self._record is not None, "the lease was never acquired"
+        return self._record.token
+
+    def acquire(self) -> None:
+        """Take the lease and begin to renew it.
+
+        Raises:
+            BusyError: Somebody else has it; the message says who.
+        """
+        conditional = self.store.abilities().if_absent and self.store.abilities().if_match
+        for _ in range(_RACES):
+            record, info = self._look()
+            if record is not None and not may_take(record, idle=self._idle(record, info)):
+                raise self._busy(record)
+            mine = successor(record, Holder.here(self.command), ttl=self.ttl)
+            with contextlib.suppress(ConflictError):
+                self._take(mine, info, conditional=conditional)
+                self._thread = threading.Thread(target=self._renew_loop, name="lease", daemon=True)
+                self._thread.start()
+                return
+            time.sleep(random.uniform(0.05, 0.3))
+        raise BusyError(
+            f"{self.store.url}: other runs took the lease {_RACES} times in a row", mend="run again later"
+        )
+
+    def check(self) -> None:
+        """Prove, by renewing, that the lease is still held; done before anything is published.
+
+        Raises:
+            BusyError: It was lost.
+        """
+        if not self._renew():
+            raise self.lost_error()
+
+    def when_lost(self, action: Callable[[], None]) -> None:
+        """Have `action` called once, from the renewing thread, if the lease is lost."""
+        self._on_lost = action
+        if self.lost:
+            action()
+
+    def lost_error(self) -> BusyError:
+        """What to tell when the lease is lost."""
+        return BusyError(
+            f"{self.store.url}: the lease of this run was taken over by {self._who()}",
+            mend="let that run finish; then run again",
+        )
+
+    def release(self) -> None:
+        """Give the lease back, keeping its token. Safe to call twice."""
+        self._stop.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        with self._lock:
+            if self._record is None or self._record.holder is None or self.lost:
+                return
+            freed = replace(self._record, holder=None, renewed=time.time())
+            try:
+                self._put(freed)
+            except StoreError as error:
+                log.warning(
+                    "the lease at %s could not be given back and runs out by itself: %s",
+                    self.store.url,
+                    error,
+                )
+            self._record = freed
+
+    def _look(self) -> tuple[Record | None, ObjectInfo | None]:
+        for _ in range(_RACES):
+            try:
+                info = self.store.stat(LEASE)
+                data = self.store.read(LEASE, etag=info.etag)
+                return Record.parse(data, where=f"{self.store.url}/{LEASE}"), info
+            except NotFoundError:
+                return None, None
+            except ConflictError:
+                continue  # renewed between the two calls
+        raise TransientError(f"{self.store.url}/{LEASE} changes as fast as it is read", mend="run again")
+
+    def _idle(self, record: Record, info: ObjectInfo | None) -> float:
+        """Seconds since the lease was written, by the store's clock, else by this host's."""
+        if record.holder is None or info is None or record.holder.is_gone():
+            return 0.0
+        if info.mtime is None:
+            return time.time() - record.renewed
+        probe = f"_datasync/clock/{uuid.uuid4().hex}"
+        try:
+            self.store.write(probe, b"")
+            fresh = self.store.stat(probe).mtime
+        finally:
+            self.store.delete([probe])
+        return (fresh if fresh is not None else time.time()) - info.mtime
+
+    def _take(self, mine: Record, info: ObjectInfo | None, *, conditional: bool) -> None:
+        self._record = mine
+        if conditional:
+            found = (
+                self.store.write(LEASE, mine.dumps(), if_absent=True)
+                if info is None
+                else self.store.write(LEASE, mine.dumps(), if_match=info.etag)
+            )
+            self._etag = found.etag
+            return
+        self.store.write(LEASE, mine.dumps())
+        time.sleep(_SETTLE_SECONDS + random.uniform(0, 0.5))
+        if not self._is_mine(self._look()[0]):
+            raise ConflictError(f"{self.store.url}: another run was faster")
+
+    def _put(self, record: Record) -> None:
+        """Write over our own record."""
+        if self._etag is not None:
+            self._etag = self.store.write(LEASE, record.dumps(), if_match=self._etag).etag
+        elif self._is_mine(self._look()[0]):
+            self.store.write(LEASE, record.dumps())
+        else:
+            raise ConflictError(f"{self.store.url}: the lease was taken over")
+
+    def _renew(self) -> bool:
+        with self._lock:
+            if self.lost or self._record is None or self._record.holder is None:
+                return False
+            try:
+                fresh = replace(self._record, renewed=time.time())
+                try:
+                    self._put(fresh)
+                except (ConflictError, NotFoundError):
+                    # A write that was answered by a broken connection may have happened all the same.
+                    record, info = self._look()
+                    if not self._is_mine(record):
+                        self.lost = True
+                        return False
+                    self._etag = info.etag if info is not None and self._etag is not None else None
+                    self._put(fresh)
+                self._record = fresh
+                return True
+            except ConflictError:
+                self.lost = True
+                return False
+
+    def _is_mine(self, record: Record | None) -> bool:
+        if record is None or record.holder is None or self._record is None or self._record.holder is None:
+            return False
+        return record.holder.run == self._record.holder.run
+
+    def _renew_loop(self) -> None:
+        last = time.monotonic()
+        while not self._stop.wait(self.ttl / 4 * random.uniform(0.8, 1.2)):
+            try:
+                if self._renew():
+                    last = time.monotonic()
+            except StoreError as error:
+                log.warning("the lease at %s could not be renewed: %s", self.store.url, error)
+                # Others may take it from here on; this run must have stopped by then.
+                self.lost = time.monotonic() - last > self.ttl * 0.8
+            if self.lost:
+                log.warning("the lease at %s is lost", self.store.url)
+                if self._on_lost is not None:
+                    self._on_lost()
+                return
+
+    def _who(self) -> str:
+        with contextlib.suppress(StoreError, FormatError):
+            record = self._look()[0]
+            if record is not None and record.holder is not None:
+                return str(record.holder)
+        return "another run"
+
+    def _busy(self, record: Record) -> BusyError:
+        return BusyError(
+            f"{self.store.url} is busy: {record.holder} has held the lease since {record.acquired}"
+            f" (token {record.token})",
+            mend=f"let it finish; a run that died loses its lease {record.ttl:.0f} s after its last renewal",
+        )
+
+
+@contextlib.contextmanager
+def held(store: Store, command: str, *, ttl: float = TTL_SECONDS) -> Iterator[Lease]:
+    """A lease for the length of a block."""
+    lease = Lease(store, command, ttl=ttl)
+    lease.acquire()
+    try:
+        yield lease
+    finally:
+        lease.release()
+
+
+def _boot() -> str:
+    """This boot of this machine and this namespace of process numbers; empty where that is not told."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def _born(pid: int) -> str:
+    """When the kernel started a process, or an empty string when there is none."""
+    try:
+        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    state, born = after_name[0], after_name[19]
+    return "" if state in "ZX" else born

@@ -1,0 +1,132 @@
+"""How many operations an endpoint takes at once.
+
+`Concurrency` climbs while more operations at once move more, steps back when they do not, and falls at once
+when the endpoint asks for less (503, 429) or times out. There is one for each endpoint in a process, shared
+by every worker, so that a hundred workers do not each learn it anew. Byte rates are the store's own business
+(`storage.paced`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from urllib.parse import urlsplit
+
+from datasync.errors import ThrottledError, TransientError
+from datasync.storage.base import Store
+
+START, MOST = 8, 64
+_WINDOW_SECONDS = 1.0
+
+
+class Concurrency:
+    """A semaphore that finds its own size.
+
+    Every window it compares what was moved with the best so far. More by a twentieth: a step up by a quarter.
+    Not more after a step up: back, and rest for ten windows before the next try.
+
+    Args:
+        start (int): Operations at once in the beginning. Default: ``8``.
+        most (int): Never more than this. Default: ``64``.
+        clock (Callable[[], float]): Monotonic seconds.
+    """
+
+    def __init__(
+        self, *, start: int = START, most: int = MOST, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.limit = min(start, most)
+        self.most = most
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._running = 0
+        self._saturated = False
+        self._began = clock()
+        self._moved = 0.0
+        self._best = 0.0
+        self._climbed_from: int | None = None
+        self._rest = 0
+        self._calm_until = 0.0
+
+    @contextlib.contextmanager
+    def slot(self, bytes: int = 0) -> Iterator[None]:
+        """Hold one slot for one operation that moves `bytes`.
+
+        A `ThrottledError` or `TransientError` that leaves the block shrinks the limit.
+        """
+        with self._changed:
+            while self._running >= self.limit:
+                self._saturated = True
+                self._changed.wait()
+            self._running += 1
+        try:
+            yield
+        except ThrottledError:
+            self.back_off(0.5)
+            raise
+        except TransientError:
+            self.back_off(0.8)
+            raise
+        else:
+            self._count(bytes)
+        finally:
+            with self._changed:
+                self._running -= 1
+                self._changed.notify()
+
+    def back_off(self, factor: float) -> None:
+        """Shrink; errors of one burst count once."""
+        with self._changed:
+            if self._clock() < self._calm_until:
+                return
+            self._calm_until = self._clock() + _WINDOW_SECONDS
+            self.limit = max(1, int(self.limit * factor))
+            self._best, self._climbed_from, self._rest = 0.0, None, 5
+            self._restart()
+
+    def _count(self, bytes: int) -> None:
+        with self._changed:
+            # A request costs something even when it moves little: small objects climb by count.
+            self._moved += bytes + 65_536
+            elapsed = self._clock() - self._began
+            if elapsed >= _WINDOW_SECONDS:
+                if self._saturated:
+                    self._adapt(self._moved / elapsed)
+                self._restart()
+
+    def _restart(self) -> None:
+        self._began, self._moved, self._saturated = self._clock(), 0.0, False
+
+    def _adapt(self, rate: float) -> None:
+        better = rate > self._best * 1.05
+        if self._climbed_from is not None and not better:
+            self.limit, self._climbed_from, self._rest = self._climbed_from, None, 10
+            return
+        self._best = max(self._best, rate)
+        if self._rest > 0:
+            self._rest -= 1
+            return
+        step = min(self.most, self.limit + max(1, self.limit // 4))
+        self._climbed_from = self.limit if step > self.limit else None
+        self.limit = step
+        self._changed.notify_all()
+
+
+_by_endpoint: dict[str, Concurrency] = {}
+_by_endpoint_lock = threading.Lock()
+
+
+def concurrency_of(store: Store) -> Concurrency:
+    """The one limiter of a store's endpoint in this process."""
+    with _by_endpoint_lock:
+        return _by_endpoint.setdefault(endpoint_of(store), Concurrency())
+
+
+def endpoint_of(store: Store) -> str:
+    """What limits a store: its server, or for folders the host."""
+    endpoint = getattr(store, "endpoint", None)
+    if isinstance(endpoint, str) and endpoint:
+        return endpoint
+    parts = urlsplit(store.url)
+    return f"{parts.scheme}://{parts.netloc}" if "://" in store.url else "file://"

@@ -1,0 +1,93 @@
+"""Which destination is fed from where.
+
+Without relay every destination is fed from the source, in one run that reads each object once. With relay the
+destinations are fed one after another, and one that is whole may serve the next: each is fed from the place
+that costs least to read and, of those, was fastest last time. The order is a shortest-first walk: at every
+step the cheapest pair of a place that has the dataset and a place that lacks it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from datasync.ops import receipts
+from datasync.ops.targets import Target
+from datasync.replicate.run import ALREADY, PUBLISHED, Options, Outcome, Stop, replicate
+
+if TYPE_CHECKING:
+    from datasync.config import Config
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One step of a relay: `to` is fed from `source`."""
+
+    source: str
+    to: str
+
+
+def plan_relay(source: str, to: Sequence[str], cost: Callable[[str, str], tuple[float, float]]) -> list[Hop]:
+    """The order in which destinations are fed, and from where. Pure.
+
+    Args:
+        source (str): Where the dataset is.
+        to (Sequence[str]): Where it goes, in the order of preference among equals.
+        cost (Callable): (price a GiB, seconds a GiB) of reading at one place and writing at another.
+    """
+    have, lack, hops = [source], list(to), []
+    while lack:
+        choices = [(cost(a, b), have.index(a), lack.index(b), a, b) for a in have for b in lack]
+        *_, a, b = min(choices, key=lambda choice: choice[:3])
+        hops.append(Hop(a, b))
+        have.append(b)
+        lack.remove(b)
+    return hops
+
+
+def replicate_all(
+    target: Target, options: Options, stop: Stop, *, relay: bool, config: Config
+) -> Iterator[Outcome]:
+    """Replicate a target to all its destinations, directly or from one to the next."""
+    if options.require_signature is None and target.require_signature is not None:
+        from dataclasses import replace
+
+        options = replace(options, require_signature=target.require_signature)
+    if not relay or len(target.to) < 2 or options.dry_run:
+        yield from replicate(
+            target.source, target.to, name=target.name, options=options, stop=stop, fallbacks=target.fallbacks
+        )
+        return
+    origin = target.cluster or target.source.url
+    rates = _rates(target)
+
+    def cost(a: str, b: str) -> tuple[float, float]:
+        price = config.clusters[a].egress_per_gib if a in config.clusters else 0.0
+        return price, (1 << 30) / rates[b] if b in rates else 0.0
+
+    stores = {origin: target.source, **target.to}
+    good = {origin}
+    for hop in plan_relay(origin, list(target.to), cost):
+        feeder = hop.source if hop.source in good else origin
+        for outcome in replicate(
+            stores[feeder],
+            {hop.to: stores[hop.to]},
+            name=target.name,
+            options=options,
+            stop=stop,
+            fallbacks=(target.source, *target.fallbacks) if feeder != origin else target.fallbacks,
+        ):
+            if outcome.state in (ALREADY, PUBLISHED):
+                good.add(hop.to)
+            yield outcome
+
+
+def _rates(target: Target) -> Mapping[str, float]:
+    """Bytes a second at which each destination was fed last, where that is known."""
+    found = {}
+    for place, store in target.to.items():
+        rate = receipts.rate(receipts.read(store))
+        if rate:
+            found[place] = rate
+    return found

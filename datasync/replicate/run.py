@@ -1,0 +1,489 @@
+"""One replication: a source, one or several destinations, and what became of each.
+
+    describe ─► open destinations ─► plan ─► move what is new ─► move what replaces or marks ─► publish each
+                     │                            │
+                     └ nothing new: done          └ who lags goes on alone; who dies is given up
+
+Nothing to do is found from two small objects, the source's index as the store describes it and the newest
+receipt, whatever the size of the dataset.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from datasync.errors import DatasyncError, NotFoundError, StoreError, UsageError
+from datasync.ops import receipts
+from datasync.ops.receipts import Receipt
+from datasync.replicate.catalog import TREE, Catalog, check_name, describe, learn, settle, tag_of
+from datasync.replicate.destination import (
+    Destination,
+    deletable,
+    make_plan,
+    open_destination,
+    proven,
+    publish,
+)
+from datasync.replicate.lane import Lane, Tally
+from datasync.replicate.layout import INDEX
+from datasync.replicate.lease import TTL_SECONDS
+from datasync.replicate.plan import Item, compare, items
+from datasync.replicate.retry import RETRY_SECONDS, retrying
+from datasync.replicate.transfer import Mover
+from datasync.storage.base import Store
+from shards.progress import Progress
+
+log = logging.getLogger(__name__)
+
+_LAG_SECONDS = 1.0
+_PHASES = ("first", "last", "marks")
+
+ALREADY, PLANNED, PUBLISHED, FAILED, STOPPED = "already", "planned", "published", "failed", "stopped"
+
+
+@dataclass(slots=True)
+class Stop:
+    """A request to end, with its reason; shared by the caller (signals, deadline) and the run."""
+
+    event: threading.Event = field(default_factory=threading.Event)
+    reason: str = ""
+    exit_code: int = 4
+
+    def ask(self, reason: str, exit_code: int = 4) -> None:
+        if not self.event.is_set():
+            self.reason, self.exit_code = reason, exit_code
+            self.event.set()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How to replicate.
+
+    Args:
+        as_tree (bool): Copy every file, also of a folder that has an index. Default: ``False``.
+        dry_run (bool): Plan only; nothing is written anywhere. Default: ``False``.
+        verify (str): ``stored``: each object is proven before it is sent, and by the destination's checksum
+            while it is stored. ``full``: each is also read back. Default: ``stored``.
+        delete (bool): Remove from a tree's copy what the source no longer has. Default: ``False``.
+        max_delete (float): The largest share that may be removed. Default: ``0.1``.
+        require_signature (str | None): Public key file that must have signed the index.
+        retry_seconds (float): How long a failing place is tried. Default: ``120``.
+        lease_seconds (float): Time to live of the leases. Default: ``60``.
+        quiet (bool): No progress. Default: ``False``.
+        engine (str): ``local``, or ``ray``: spread over the nodes of a Ray cluster. Default: ``local``.
+    """
+
+    as_tree: bool = False
+    dry_run: bool = False
+    verify: str = "stored"
+    delete: bool = False
+    max_delete: float = 0.1
+    require_signature: str | None = None
+    retry_seconds: float = RETRY_SECONDS
+    lease_seconds: float = TTL_SECONDS
+    quiet: bool = False
+    engine: str = "local"
+
+    def __post_init__(self) -> None:
+        if self.verify not in ("stored", "full"):
+            raise UsageError(f"verify cannot be {self.verify!r}", mend="use stored or full")
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """What became of one destination.
+
+    Args:
+        name (str): The dataset or tree.
+        source (str): URL.
+        destination (str): The cluster's name, or a URL.
+        url (str): URL of the copy.
+        kind (str): ``dataset``, ``mds`` or ``tree``.
+        state (str): ``already``, ``planned``, ``published``, ``failed`` or ``stopped``.
+        version (str | None): Version of the source, where known.
+        objects, bytes, samples (int): Of the whole version.
+        to_copy, to_copy_bytes (int): Of the plan.
+        to_delete, deleted (int): Objects that ``delete`` would remove, and removed.
+        estimate_seconds (float | None): Of a plan: at the rate of the last run that copied.
+        tally (Tally): What was done.
+        seconds (float): How long it took.
+        source_bytes_read (int): Read from the source, for all destinations together.
+        receipt (Receipt | None): The proof.
+        error (DatasyncError | None): Why it failed.
+    """
+
+    name: str
+    source: str
+    destination: str
+    url: str
+    kind: str = ""
+    state: str = FAILED
+    version: str | None = None
+    objects: int = 0
+    bytes: int = 0
+    samples: int | None = None
+    to_copy: int = 0
+    to_copy_bytes: int = 0
+    to_delete: int = 0
+    deleted: int = 0
+    estimate_seconds: float | None = None
+    tally: Tally = field(default_factory=Tally)
+    seconds: float = 0.0
+    source_bytes_read: int = 0
+    receipt: Receipt | None = None
+    error: DatasyncError | None = None
+
+
+def replicate(
+    source: Store,
+    to: Mapping[str, Store],
+    *,
+    name: str,
+    options: Options | None = None,
+    stop: Stop | None = None,
+    fallbacks: Sequence[Store] = (),
+) -> list[Outcome]:
+    """Copy what is missing from `source` to every destination, proven, the index last.
+
+    Args:
+        source (Store): The root of the dataset or tree.
+        to (Mapping[str, Store]): Name for people -> root of the copy.
+        name (str): Of the dataset or tree.
+        options (Options | None): How. Default: as `Options`.
+        stop (Stop | None): Ends the run cleanly when asked.
+        fallbacks (Sequence[Store]): Other places to read an object from that is bad at the source.
+
+    Returns:
+        list[Outcome]: One a destination, in the order given. A destination that fails has its error there.
+
+    Raises:
+        NotFoundError: There is nothing at the source.
+        FormatError: The source's index or manifest cannot be trusted.
+    """
+    began = time.monotonic()
+    check_name(name)
+    options, stop = options or Options(), stop or Stop()
+    outcomes = {
+        place: Outcome(name=name, source=source.url, destination=place, url=store.url)
+        for place, store in to.items()
+    }
+    for place, store in to.items():
+        if store.url == source.url:
+            raise UsageError(f"{name}: {place} is the source itself", mend="name another destination")
+    pending = dict(to)
+    if not options.as_tree:
+        for place, receipt in unchanged(source, to).items():
+            _already(outcomes[place], receipt)
+            pending.pop(place)
+    if pending:
+        _Run(source, pending, name, options, stop, fallbacks, outcomes).go()
+    for outcome in outcomes.values():
+        outcome.seconds = time.monotonic() - began
+    return list(outcomes.values())
+
+
+def unchanged(source: Store, to: Mapping[str, Store]) -> dict[str, Receipt]:
+    """Destinations whose newest receipt proves what the source's index still is. Two small objects each."""
+    try:
+        info = retrying(lambda: source.stat(INDEX))
+    except NotFoundError:
+        return {}
+    tag = tag_of(source, info)
+    found = {}
+    for place, store in to.items():
+        try:
+            receipt = receipts.read(store)
+            if (
+                receipt is None
+                or not receipt.whole
+                or receipt.index is None
+                or receipt.source["url"] != source.url
+            ):
+                continue
+            if receipt.source["index"] != {"tag": tag, "bytes": info.bytes}:
+                continue
+            if tag is not None and tag_of(store, store.stat(INDEX)) == receipt.index["tag"]:
+                found[place] = receipt
+        except (NotFoundError, DatasyncError) as error:
+            log.info("%s must be looked at: %s", place, error)
+    return found
+
+
+def _already(outcome: Outcome, receipt: Receipt) -> None:
+    outcome.state = ALREADY
+    outcome.kind, outcome.version, outcome.receipt = receipt.kind, receipt.version, receipt
+    outcome.objects, outcome.bytes, outcome.samples = receipt.objects, receipt.bytes, receipt.samples
+
+
+class _Run:
+    """The steps of one replication, in the order of the module's picture."""
+
+    def __init__(
+        self,
+        source: Store,
+        to: Mapping[str, Store],
+        name: str,
+        options: Options,
+        stop: Stop,
+        fallbacks: Sequence[Store],
+        outcomes: dict[str, Outcome],
+    ) -> None:
+        self.source, self.to, self.name, self.options, self.stop = source, to, name, options, stop
+        self.fallbacks = fallbacks
+        self.outcomes = outcomes
+        self.turn = threading.Condition()
+        self.mover = self._new_mover()
+        self.progress: Progress | None = None
+        self.signature: tuple[str, bytes] | None = None
+
+    def go(self) -> None:
+        catalog = describe(self.source, self.name, as_tree=self.options.as_tree)
+        if self.options.require_signature is not None:
+            from datasync.ops.signatures import check_signature
+
+            self.signature = check_signature(self.source, catalog.index, self.options.require_signature)
+        if self.options.dry_run:
+            self._plan_only(catalog)
+            return
+        opened = self._open_all(catalog)
+        try:
+            ready = [d for d in opened if self._guarded(d, partial(self._plan, d, catalog))]
+            total = sum(d.plan.bytes for d in ready if d.plan is not None)
+            count = sum(d.plan.objects for d in ready if d.plan is not None)
+            quiet = self.options.quiet or count == 0
+            label = f"replicate {self.name}"
+            with Progress(label, total_bytes=total, total_items=count, quiet=quiet) as self.progress:
+                self._group(ready, catalog)
+        finally:
+            for destination in opened:
+                destination.close()
+
+    def _plan_only(self, catalog: Catalog) -> None:
+        for place, store in self.to.items():
+            outcome = self._describe(place, catalog)
+            try:
+                receipt = receipts.read(store)
+                learn(catalog, store, receipt)
+                plan = compare(catalog.table, proven(store, receipt), {})
+            except DatasyncError as error:
+                outcome.error = error
+                continue
+            outcome.state, outcome.version = PLANNED, catalog.version
+            outcome.to_copy, outcome.to_copy_bytes = plan.objects, plan.bytes
+            outcome.to_delete = len(plan.gone) if self.options.delete else 0
+            rate = receipts.rate(receipt)
+            outcome.estimate_seconds = plan.bytes / rate if rate else None
+
+    def _describe(self, place: str, catalog: Catalog) -> Outcome:
+        outcome = self.outcomes[place]
+        outcome.kind, outcome.version = catalog.kind, catalog.version
+        outcome.objects, outcome.bytes, outcome.samples = (
+            catalog.table.num_rows,
+            catalog.total_bytes,
+            catalog.samples,
+        )
+        return outcome
+
+    def _open_all(self, catalog: Catalog) -> list[Destination]:
+        opened = []
+        for place, store in self.to.items():
+            self._describe(place, catalog)
+            try:
+                destination = open_destination(
+                    place,
+                    store,
+                    command=f"replicate {self.name}",
+                    turn=self.turn,
+                    stop=self.stop.event,
+                    read_back=self.options.verify == "full" or not store.abilities().crc32c,
+                    retry_seconds=self.options.retry_seconds,
+                    ttl=self.options.lease_seconds,
+                    on_progress=self._advance,
+                )
+                opened.append(destination)
+                learn(catalog, store, destination.receipt)
+            except DatasyncError as error:
+                self.outcomes[place].error = error
+        return opened
+
+    def _plan(self, destination: Destination, catalog: Catalog) -> None:
+        plan = make_plan(destination, catalog)
+        outcome = self.outcomes[destination.name]
+        outcome.to_copy, outcome.to_copy_bytes, outcome.tally = (
+            plan.objects,
+            plan.bytes,
+            destination.lane.tally,
+        )
+        if self.options.delete:
+            outcome.to_delete = len(deletable(destination, catalog, max_delete=self.options.max_delete))
+
+    def _guarded(self, destination: Destination, step: Callable[[], None]) -> bool:
+        """Run one step of one destination; its failure is that destination's alone."""
+        try:
+            step()
+        except DatasyncError as error:
+            destination.lane.fail(error)
+            self.outcomes[destination.name].error = error
+            return False
+        return True
+
+    def _group(self, group: list[Destination], catalog: Catalog) -> None:
+        """Bring destinations that keep step to their end; who lags gets a thread of its own."""
+        threads: list[threading.Thread] = []
+        for phase in _PHASES:
+            self._move(group, phase, catalog)
+            slow = self._lagging(group)
+            group = [destination for destination in group if destination not in slow]
+            threads += [self._thread(self._alone, destination, catalog, phase) for destination in slow]
+        threads += [self._thread(self._finish, destination, catalog) for destination in group]
+        for thread in threads:
+            thread.join()
+
+    def _thread(self, step: Callable[..., None], destination: Destination, *args: object) -> threading.Thread:
+        def guarded() -> None:
+            self._guarded(destination, partial(step, destination, *args))
+
+        thread = threading.Thread(target=guarded, name=f"end of {destination.name}")
+        thread.start()
+        return thread
+
+    def _move(self, group: list[Destination], phase: str, catalog: Catalog) -> None:
+        wanted: dict[int, list[Lane]] = {}
+        if len(group) == 1:
+            rows = getattr(group[0].plan, phase)
+        else:
+            for destination in group:
+                for row in getattr(destination.plan, phase).tolist():
+                    wanted.setdefault(row, []).append(destination.lane)
+            import numpy as np
+
+            rows = np.array(sorted(wanted), np.int64)
+        everyone = [destination.lane for destination in group]
+
+        def work() -> Iterator[tuple[Item, list[Lane]]]:
+            for item in items(catalog.table, rows, catalog.hashes):
+                yield item, wanted.get(item.row, everyone)
+
+        self.mover.move(work())
+
+    def _lagging(self, group: list[Destination]) -> list[Destination]:
+        """Those that still have something to do when all others have nothing left, or had it for a while."""
+        until = time.monotonic() + _LAG_SECONDS
+        with self.turn:
+            while True:
+                busy = [d for d in group if d.lane.alive and (not d.lane.idle or d.lane.deferred)]
+                waiting = [d for d in busy if not d.lane.deferred]
+                if len(group) == 1 or not waiting:
+                    break
+                if len(busy) < len(group) and time.monotonic() > until:
+                    break
+                self.turn.wait(0.2)
+        if len(group) == 1:
+            self._alone_moves(group[0])
+            return []
+        return busy
+
+    def _alone(self, destination: Destination, catalog: Catalog, phase: str) -> None:
+        """The rest of the way of one destination, from the end of a phase."""
+        self._alone_moves(destination)
+        for later in _PHASES[_PHASES.index(phase) + 1 :]:
+            self._move([destination], later, catalog)
+            self._alone_moves(destination)
+        self._finish(destination, catalog)
+
+    def _alone_moves(self, destination: Destination) -> None:
+        """Everything that was put off for a destination, until nothing is."""
+        lane = destination.lane
+        lane.drain()
+        while lane.alive and lane.deferred:
+            again, lane.deferred = lane.deferred, []
+            self.mover.move((item, [lane]) for item in again)
+            lane.drain()
+
+    def _finish(self, destination: Destination, catalog: Catalog) -> None:
+        """Publish a destination that has everything; say why not, otherwise."""
+        lane, outcome = destination.lane, self.outcomes[destination.name]
+        outcome.source_bytes_read = self.mover.read_bytes
+        tally = lane.tally
+        error = lane.error or self.mover.error
+        if error is None and lane.tally.failed:
+            key, first = lane.tally.failures[0]
+            error = type(first)(
+                f"{self.name} on {destination.name}: {lane.tally.failed:,} of {outcome.to_copy:,} objects"
+                f" could not be copied; nothing was published. The first is {key}:\n  {first.message}",
+                mend=first.mend or "run again",
+            )
+        if error is None and self.stop.event.is_set():
+            outcome.state = STOPPED
+            return
+        if error is not None:
+            outcome.error = error
+            return
+
+        def end() -> None:
+            final = self._complete(catalog, destination)
+            gone = (
+                deletable(destination, final, max_delete=self.options.max_delete)
+                if self.options.delete
+                else []
+            )
+            old = destination.receipt
+            same = (
+                old is not None and old.whole and old.version == final.version and not (tally.copied or gone)
+            )
+            if not (same and final.kind == TREE and not self.mover.found and not destination.past.files):
+                outcome.receipt = publish(destination, final, delete=gone, signature=self.signature)
+            else:
+                outcome.receipt = old
+            outcome.state, outcome.version = ALREADY if same else PUBLISHED, final.version
+            outcome.objects, outcome.bytes = final.table.num_rows, final.total_bytes
+            outcome.deleted = len(gone)
+
+        self._guarded(destination, end)
+
+    def _complete(self, catalog: Catalog, destination: Destination) -> Catalog:
+        """The catalog with every digest that was learnt while copying, here or by an unfinished run."""
+        if catalog.version is not None and not self.mover.tags:
+            return catalog
+        import pyarrow as pa
+
+        table = catalog.table
+        columns = {name: table[name].to_pylist() for name in ("bytes", "sha256", "crc32c", "tag")}
+        with self.turn:
+            found, changed = dict(self.mover.found), dict(self.mover.tags)
+        for row, (tag, size) in changed.items():
+            columns["tag"][row], columns["bytes"][row] = tag, size
+        for row, proof in found.items():
+            columns["sha256"][row], columns["crc32c"][row] = bytes.fromhex(proof.sha256), proof.crc32c
+        keys = table["key"]
+        for row, sha in enumerate(columns["sha256"]):
+            if sha is None:
+                done = destination.past.done.get(keys[row].as_py())
+                if done is None:
+                    raise StoreError(f"{keys[row].as_py()}: its digest was not learnt", mend="run again")
+                columns["sha256"][row], columns["crc32c"][row] = bytes.fromhex(done.sha256), done.crc32c
+        for name, values in columns.items():
+            at = table.schema.get_field_index(name)
+            table = table.set_column(
+                at, table.schema.field(name), pa.array(values, table.schema.field(name).type)
+            )
+        final = replace(catalog, table=table, version=None, manifest=None)
+        settle(final)
+        return final
+
+    def _advance(self, count: int, objects: int) -> None:
+        if self.progress is not None:
+            self.progress.advance(bytes=count, items=objects)
+
+    def _new_mover(self) -> Mover:
+        return Mover(
+            [self.source, *self.fallbacks],
+            turn=self.turn,
+            stop=self.stop.event,
+            retry_seconds=self.options.retry_seconds,
+        )
