@@ -79,6 +79,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Victim:
+    root: Path
     path: str
     name: str
     bytes: int
@@ -305,8 +306,10 @@ class Cache:
 
     @staticmethod
     def _used(root: Path) -> int:
-        total = sum(victim.bytes for victim in _placed(root)) + sum(v.bytes for v in _quarantined(root))
-        return total + sum(_live_temps(os.path.join(root, FOLDER, "tmp")))
+        # Files being written first: one that is placed meanwhile is counted twice rather than not at all.
+        total = sum(_live_temps(os.path.join(root, FOLDER, "tmp")))
+        total += sum(victim.bytes for victim in _placed(root))
+        return total + sum(victim.bytes for victim in _quarantined(root))
 
     def _victims(self, need: Need) -> Iterator[tuple[_Victim, bool]]:
         """What may be removed, best first, and whether it may be removed although a process has it open."""
@@ -328,20 +331,26 @@ class Cache:
                 yield victim, True
 
     def _remove(self, victim: _Victim, *, in_use: bool) -> bool:
-        try:
-            fd = os.open(victim.path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return False
-        try:
-            if not try_lock(fd) and not in_use:
+        """Remove a file and its stamp; False if it is open and `in_use` is not set, or is being fetched."""
+        locks = os.path.join(victim.root, FOLDER, "locks")
+        os.makedirs(locks, exist_ok=True)
+        lock = file_lock(os.path.join(locks, encoded(victim.name)), wait=lambda seconds: False, remove=True)
+        with lock as mine:
+            if not mine:
                 return False
-            os.unlink(victim.path)
-        except FileNotFoundError:
-            return False
-        finally:
-            os.close(fd)
-        root = next(root for root in self._roots if victim.path.startswith(f"{root}{os.sep}"))
-        Stamps(root).remove(victim.name)
+            try:
+                fd = os.open(victim.path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                return False
+            try:
+                if not try_lock(fd) and not in_use:
+                    return False
+                os.unlink(victim.path)
+            except FileNotFoundError:
+                return False
+            finally:
+                os.close(fd)
+            Stamps(victim.root).remove(victim.name)
         self._stats.add(evicted=1, bytes_evicted=victim.bytes)
         return True
 
@@ -437,7 +446,7 @@ def _placed(root: Path) -> list[_Victim]:
     for name, used in Stamps(root).placed():
         path = os.path.join(root, name)
         with contextlib.suppress(OSError):
-            found.append(_Victim(path=path, name=name, bytes=os.stat(path).st_size, used=used))
+            found.append(_Victim(root=root, path=path, name=name, bytes=os.stat(path).st_size, used=used))
     return found
 
 
@@ -452,7 +461,7 @@ def _quarantined(root: Path) -> list[_Victim]:
     for name in names:
         path = os.path.join(folder, name)
         with contextlib.suppress(OSError):
-            found.append(_Victim(path=path, name="", bytes=os.stat(path).st_size, used=0.0))
+            found.append(_Victim(root=root, path=path, name=name, bytes=os.stat(path).st_size, used=0.0))
     return found
 
 

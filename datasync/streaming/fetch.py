@@ -432,7 +432,7 @@ class ShardSource:
 
     def _make_process(self) -> Process:
         this = weakref.ref(self)  # threads must not keep a source alive that nobody uses
-        return Process(
+        process = Process(
             replicas=Replicas(self.replicas, self.stats),
             cache=Cache(
                 self.local,
@@ -445,6 +445,8 @@ class ShardSource:
             threads=self.threads,
             sources=lambda: len(_sources),
         )
+        weakref.finalize(self, process.abandon).atexit = False
+        return process
 
 
 _sources: weakref.WeakSet[ShardSource] = weakref.WeakSet()

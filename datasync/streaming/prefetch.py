@@ -63,12 +63,16 @@ class Prefetcher:
 
     def close(self, deadline: float) -> None:
         """Stop after what is running; wait for it until this monotonic time."""
+        self.stop()
+        for thread in self._threads:
+            thread.join(max(deadline - time.monotonic(), 0.0))
+
+    def stop(self) -> None:
+        """Begin nothing more."""
         with self._changed:
             self._closed = True
             self._left = []
             self._changed.notify_all()
-        for thread in self._threads:
-            thread.join(max(deadline - time.monotonic(), 0.0))
 
     def _work(self) -> None:
         while True:

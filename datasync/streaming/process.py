@@ -112,6 +112,12 @@ class Process:
             self._seen[shard] = now
         return True
 
+    def abandon(self) -> None:
+        """Let the threads end by themselves, for a source that nobody uses any more."""
+        if self.pid == os.getpid():
+            self.closing.set()
+            self.prefetcher.stop()
+
     def close(self) -> None:
         """Stop the threads, and forget the open shards."""
         self.closing.set()
