@@ -35,6 +35,8 @@ DEFAULT_SIZE_LIMIT = 1 << 26
 STORED_HASHES = ("sha256", "xxh3_64")
 RAW_HASHES = ("xxh3_64",)
 
+_LARGE = 1 << 14
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedShard:
@@ -42,11 +44,11 @@ class FinishedShard:
 
     Args:
         info (ShardInfo): Its entry in the index.
-        data (bytes): The bytes of `info.stored`.
+        data (Buffer): The bytes of `info.stored`.
     """
 
     info: ShardInfo
-    data: bytes
+    data: Buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +99,8 @@ class Recipe:
         """Assemble, compress, digest and name one shard. Pure: the same draft gives the same bytes."""
         offsets = np.zeros(len(draft.sizes) + 1, np.int64)
         np.cumsum(draft.sizes, out=offsets[1:])
-        raw = b"".join((header(offsets, self.config), *draft.pieces))
-        stored = raw if self.compression is None else _compression.compress(raw, self.compression)
+        raw = _join([header(offsets, self.config), *draft.pieces])
+        stored: Buffer = raw if self.compression is None else _compression.compress(raw, self.compression)
         hashes = digest_bytes(stored, self.stored_hashes)
         name = f"shards/{self.ordinal:05d}-{hashes['sha256'][:16]}.mds"
         stored_info = FileInfo(name + self.suffix, len(stored), hashes)
@@ -257,6 +259,20 @@ class ShardBuilder:
     def finish(self) -> list[FinishedShard]:
         """The shards that are left; the builder is then empty and may be used again."""
         return [self.recipe.seal(draft) for draft in self._cutter.finish()]
+
+
+def _join(pieces: Sequence[Buffer]) -> Buffer:
+    """All pieces as one."""
+    total = sum(map(len, pieces))
+    if total < _LARGE * len(pieces):
+        return b"".join(pieces)
+    # NumPy asks for huge pages: for large pieces that is several times faster than `bytes.join`.
+    out = np.empty(total, np.uint8).data
+    at = 0
+    for piece in pieces:
+        out[at : at + len(piece)] = piece
+        at += len(piece)
+    return out.toreadonly()
 
 
 def _size_limit(value: int | str | None) -> int | None:

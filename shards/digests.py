@@ -23,6 +23,7 @@ from shards.errors import CorruptError, UsageError
 Buffer = bytes | bytearray | memoryview
 
 _CHUNK = 1 << 20
+_COPY_BYTES = 4096
 
 # From cheap to dear: the first of these that an index offers is enough to catch damage.
 _CHEAP_FIRST = (
@@ -47,7 +48,12 @@ class _Hasher(Protocol):
 
 def crc32c(data: Buffer, value: int = 0) -> int:
     """CRC-32C (Castagnoli) of `data`, continuing from `value`."""
-    return int(google_crc32c.extend(value, data if isinstance(data, bytes) else bytes(data)))
+    if isinstance(data, bytes) or len(data) < _COPY_BYTES:
+        return int(google_crc32c.extend(value, bytes(data)))
+    import numpy as np
+
+    # The library takes read-only buffers alone; an array over the same memory passes, without a copy.
+    return int(google_crc32c.extend(value, np.frombuffer(data, np.uint8)))
 
 
 class _Crc32c:

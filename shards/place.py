@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any, Protocol
 
+from shards.digests import Buffer
 from shards.errors import DatasyncError, UsageError
 
 _log = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ class Place(Protocol):
     def read(self, name: str) -> bytes | None:
         """A small file's bytes; None if there is no such file."""
 
-    def write(self, name: str, data: bytes) -> None:
+    def write(self, name: str, data: Buffer) -> None:
         """Store a file whole, replacing one of that name."""
 
     def delete(self, name: str) -> None:
@@ -66,7 +67,7 @@ class Folder:
                 f"{self._root / name} cannot be read: {error.strerror or error}", mend="check its permissions"
             ) from error
 
-    def write(self, name: str, data: bytes) -> None:
+    def write(self, name: str, data: Buffer) -> None:
         path = self._root / name
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -116,12 +117,12 @@ class Remote:
         except Exception as error:  # each store has its own class
             raise DatasyncError(f"{self.url}/{name} cannot be read: {error}", mend=_CHECK) from error
 
-    def write(self, name: str, data: bytes) -> None:
+    def write(self, name: str, data: Buffer) -> None:
         path = f"{self._path}/{name}"
         for attempt in range(self._retry + 1):
             try:
                 self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-                self._fs.pipe_file(path, data)
+                self._fs.pipe_file(path, bytes(data))
                 return
             except Exception as error:
                 if attempt == self._retry:
@@ -161,7 +162,7 @@ def open_place(url: str, *, retry: int = 0) -> Folder | Remote:
     return Remote(url, fs, path, retry=retry)
 
 
-def _replace(path: Path, data: bytes) -> None:
+def _replace(path: Path, data: Buffer) -> None:
     """Write a file so that it is there whole and durable, or not at all."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:

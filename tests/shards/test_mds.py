@@ -75,7 +75,7 @@ def test_rows_come_back_one_by_one_and_in_batches(
 
 def test_the_layout_is_the_documented_one() -> None:
     (finished,) = _build([{"b": "é", "a": 7}, {"b": "", "a": -1}], {"b": "str", "a": "int"})
-    data = finished.data
+    data = bytes(finished.data)
     count, first, second, end = struct.unpack_from("<4I", data)
     config = data[16:first]
     assert count == 2

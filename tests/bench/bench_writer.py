@@ -1,0 +1,286 @@
+"""Writing shards: this project beside MosaicML's MDSWriter, LitData's `optimize` and bare zstandard.
+
+    python tests/bench/bench_writer.py [--mib 256] [--rounds 3] [--json]
+
+Input: Parquet files of token arrays (1,024 int32 a row, 4 KiB; ids follow Zipf's law, as those of text do),
+written once to a temporary folder with pyarrow's defaults. Every contender reads the same files and writes the
+same samples to the same disk, except the first two, which are ceilings:
+
+    zstd        one-shot `zstandard` level 3 over the same bytes, already in memory; nothing read or written
+    read+zstd   the Parquet files read with pyarrow, their bytes through one-shot zstandard, nothing written
+    ours        ShardBuilder over Arrow batches: sha256 and xxh3_64 of each shard, synced, renamed into place
+    convert     `shards.convert`, the whole job with journal, manifest and index
+    mdswriter   MDSWriter over rows of NumPy arrays, no hashes
+    litdata     optimize() over rows of NumPy arrays
+
+A rate is raw bytes of tokens a second (MB = 10^6); a name's number is how many processes work. All contenders
+run in turn, `--rounds` times, and the best round of each counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import multiprocessing
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import zstandard
+
+TOKENS = 1024
+ROW_BYTES = 4 * TOKENS
+COLUMNS = {"tokens": f"ndarray:int32:{TOKENS}"}
+LEVEL = 3
+SHARD_BYTES = 1 << 26
+
+
+def make_corpus(folder: Path, mib: int, files: int = 4) -> list[Path]:
+    """Parquet files of Zipf-distributed token ids, the same for the same arguments."""
+    rows = mib * (1 << 20) // ROW_BYTES // files
+    paths = []
+    for number in range(files):
+        random = np.random.default_rng(number)
+        tokens = (random.zipf(1.2, (rows, TOKENS)) % 50257).astype(np.int32)
+        column = pa.FixedSizeListArray.from_arrays(pa.array(tokens.ravel()), TOKENS)
+        path = folder / f"part-{number}.parquet"
+        pq.write_table(pa.table({"tokens": column}), path, row_group_size=2048, compression="zstd")
+        paths.append(path)
+    return paths
+
+
+def batches(path: Path) -> Iterator[pa.RecordBatch]:
+    """What all contenders read."""
+    yield from pq.ParquetFile(path).iter_batches(batch_size=2048, use_threads=False)
+
+
+def rows(path: Path) -> Iterator[np.ndarray]:
+    """The same as arrays, one a row: the best that a writer of rows can be given."""
+    for batch in batches(path):
+        yield from batch.column(0).flatten().to_numpy().reshape(-1, TOKENS)
+
+
+def run_zstd(buffers: list[bytes]) -> None:
+    for buffer in buffers:
+        zstandard.ZstdCompressor(level=LEVEL).compress(buffer)
+
+
+def run_read(paths: list[Path], out: Path) -> None:
+    for path in paths:
+        for _ in batches(path):
+            pass
+
+
+def run_read_zstd(paths: list[Path], out: Path) -> None:
+    for path in paths:
+        run_zstd([b"".join(batch.column(0).flatten().to_numpy().data for batch in batches(path))])
+
+
+def run_ours(paths: list[Path], out: Path, compression: str | None) -> None:
+    from shards.builder import ShardBuilder
+    from shards.place import Folder
+
+    folder = Folder(out)
+    builder = ShardBuilder(COLUMNS, compression=compression, size_limit=SHARD_BYTES)
+    for path in paths:
+        for batch in batches(path):
+            for shard in builder.write_batch(batch):
+                folder.write(shard.info.stored.basename, shard.data)
+    for shard in builder.finish():
+        folder.write(shard.info.stored.basename, shard.data)
+
+
+def run_convert(paths: list[Path], out: Path, compression: str | None) -> None:
+    from shards import convert
+
+    convert(str(paths[0].parent), str(out), columns=COLUMNS, compression=compression, workers=2, quiet=True)
+
+
+def run_mdswriter(paths: list[Path], out: Path, compression: str | None) -> None:
+    from streaming import MDSWriter
+
+    with MDSWriter(columns=COLUMNS, out=str(out), compression=compression, size_limit=SHARD_BYTES) as writer:
+        for path in paths:
+            for row in rows(path):
+                writer.write({"tokens": row})
+
+
+def _litdata_rows(path: str) -> Iterator[np.ndarray]:
+    yield from rows(Path(path))
+
+
+def run_litdata(paths: list[Path], out: Path, compression: str | None, workers: int) -> None:
+    import litdata
+
+    with open(os.devnull, "w") as null, contextlib.redirect_stdout(null), contextlib.redirect_stderr(null):
+        litdata.optimize(
+            fn=_litdata_rows,
+            inputs=[str(path) for path in paths],
+            output_dir=str(out),
+            chunk_bytes=SHARD_BYTES,
+            compression=compression,
+            num_workers=workers,
+            reorder_files=False,
+            verbose=False,
+        )
+
+
+def contenders(
+    paths: list[Path], buffers: list[bytes], pool: ProcessPoolExecutor
+) -> dict[str, Callable[[Path], None]]:
+    """Name -> what is timed; it gets an empty folder."""
+    halves = [paths[::2], paths[1::2]]
+
+    def alone(work: Callable[..., None], *options: Any) -> Callable[[Path], None]:
+        return lambda out: work(paths, out, *options)
+
+    def in_two(work: Callable[..., None], *options: Any) -> Callable[[Path], None]:
+        def run(out: Path) -> None:
+            jobs = [pool.submit(work, half, out / str(i), *options) for i, half in enumerate(halves)]
+            for job in jobs:
+                job.result()
+
+        return run
+
+    def zstd_in_two(out: Path) -> None:
+        for job in [pool.submit(_zstd_half, half) for half in (0, 1)]:
+            job.result()
+
+    level = f"zstd:{LEVEL}"
+    found: dict[str, Callable[[Path], None]] = {
+        "read ×1": alone(run_read),
+        "zstd ×1": lambda out: run_zstd(buffers),
+        "zstd ×2": zstd_in_two,
+        "read+zstd ×2": in_two(run_read_zstd),
+        "ours zstd ×1": alone(run_ours, level),
+        "ours zstd ×2": in_two(run_ours, level),
+        "ours raw ×1": alone(run_ours, None),
+        "ours raw ×2": in_two(run_ours, None),
+    }
+    with contextlib.suppress(ImportError):
+        from shards import convert  # noqa: F401
+
+        found["convert zstd ×2"] = alone(run_convert, level)
+        found["convert raw ×2"] = alone(run_convert, None)
+    with contextlib.suppress(ImportError):
+        import streaming  # noqa: F401
+
+        found["mdswriter zstd ×1"] = alone(run_mdswriter, level)
+        found["mdswriter zstd ×2"] = in_two(run_mdswriter, level)
+        found["mdswriter raw ×1"] = alone(run_mdswriter, None)
+        found["mdswriter raw ×2"] = in_two(run_mdswriter, None)
+    with contextlib.suppress(ImportError):
+        import litdata  # noqa: F401
+
+        found["litdata zstd ×2"] = alone(run_litdata, level, 2)
+        found["litdata raw ×2"] = alone(run_litdata, None, 2)
+    return found
+
+
+_BUFFERS: list[bytes] = []
+
+
+def _zstd_half(half: int) -> None:
+    run_zstd(_BUFFERS[half::2])
+
+
+RATIOS = (
+    ("ours zstd ×2", "read+zstd ×2"),
+    ("convert zstd ×2", "read+zstd ×2"),
+    ("ours zstd ×2", "zstd ×2"),
+    ("ours zstd ×1", "zstd ×1"),
+    ("ours zstd ×2", "mdswriter zstd ×1"),
+    ("ours zstd ×2", "mdswriter zstd ×2"),
+    ("ours zstd ×2", "litdata zstd ×2"),
+    ("ours raw ×2", "mdswriter raw ×1"),
+    ("ours raw ×1", "mdswriter raw ×1"),
+    ("ours raw ×2", "mdswriter raw ×2"),
+    ("ours raw ×2", "litdata raw ×2"),
+    ("convert zstd ×2", "zstd ×2"),
+    ("convert zstd ×2", "mdswriter zstd ×1"),
+    ("convert zstd ×2", "litdata zstd ×2"),
+    ("convert raw ×2", "mdswriter raw ×1"),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--mib", type=int, default=256, help="tokens in MiB (default: 256)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds; the best counts (default: 3)")
+    parser.add_argument("--only", default="", help="comma-separated beginnings of names to run")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="bench-writer-") as temporary:
+        report = measure(Path(temporary), options.mib, options.rounds, tuple(options.only.split(",")))
+    print(json.dumps(report, indent=1) if options.json else _table(report))
+
+
+def measure(folder: Path, mib: int, rounds: int, only: tuple[str, ...]) -> dict[str, Any]:
+    """Run all contenders in turn; seconds and rates by name, and ratios."""
+    (folder / "in").mkdir()
+    paths = make_corpus(folder / "in", mib)
+    for path in paths:
+        _BUFFERS.append(b"".join(memoryview(row) for row in rows(path)))
+    total = sum(map(len, _BUFFERS))
+    best: dict[str, float] = {}
+    for module in ("streaming", "litdata"):
+        with contextlib.suppress(ImportError):
+            __import__(module)
+    # Forked now, so that the buffers of bare zstandard are shared and no worker has to start while timed.
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("fork")) as pool:
+        list(pool.map(time.sleep, [0.1, 0.1]))
+        found = contenders(paths, _BUFFERS, pool)
+        for _ in range(rounds):
+            for name, work in found.items():
+                if not name.startswith(only):
+                    continue
+                seconds = _timed(partial(work, folder / "out"), folder / "out")
+                best[name] = min(best.get(name, seconds), seconds)
+                print(f"{name:20} {seconds:7.2f} s", file=sys.stderr)
+    rates = {name: total / seconds / 1e6 for name, seconds in best.items()}
+    return {
+        "bytes": total,
+        "cpus": os.cpu_count(),
+        "rounds": rounds,
+        "seconds": {name: round(seconds, 3) for name, seconds in best.items()},
+        "mb_per_second": {name: round(rate, 1) for name, rate in rates.items()},
+        "ratios": {
+            f"{a} / {b}": round(rates[a] / rates[b], 2) for a, b in RATIOS if a in rates and b in rates
+        },
+    }
+
+
+def _timed(work: Callable[[], None], out: Path) -> float:
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir()
+    os.sync()
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def _table(report: dict[str, Any]) -> str:
+    lines = [
+        f"{report['bytes'] / 1e6:.0f} MB of tokens, {report['cpus']} CPUs, best of {report['rounds']}",
+        "",
+    ]
+    lines += [f"{name:22} {rate:9.1f} MB/s" for name, rate in report["mb_per_second"].items()]
+    lines += ["", *(f"{name:42} {ratio:6.2f}×" for name, ratio in report["ratios"].items())]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
