@@ -1,0 +1,101 @@
+"""`datasync verify`: parse, call `datasync.replicate.verify`, print."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def verify(
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAME|URL...", help="Datasets by name, URLs or folders.")
+    ],
+    cluster: Annotated[str | None, typer.Option(help="Whose copy of the named datasets.")] = None,
+    sample: Annotated[
+        str | None, typer.Option(help="Read only this share, another one each time: 5%.")
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Read and hash every object. [the default]")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Look at names and sizes only.")] = False,
+    max_runtime: Annotated[str | None, typer.Option(help="Stop cleanly after this long: 90s, 2h30m.")] = None,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="One JSON document on standard output.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> None:
+    """Check that a copy is whole and has the right bytes.
+
+    What is bad is moved to _datasync/quarantine/ and listed for `datasync repair`; the receipt says damaged
+    until then. A run that was stopped goes on where it was.
+
+    \b
+      datasync verify emoji --cluster cluster-b
+      datasync verify emoji --cluster cluster-b --sample 5%      for cron: 20 runs read everything
+      datasync verify s3://datasets/emoji --quick
+
+    \b
+    Exit codes: 0 good, 1 failed, 2 usage, 3 something is bad or missing, 4 stopped, 75 busy.
+    """
+    import json
+    import sys
+    from dataclasses import asdict
+
+    from datasync.cli import load_config
+    from datasync.config_values import Place, duration, share
+    from datasync.errors import UsageError
+    from datasync.ops.targets import locate
+    from datasync.replicate import Stop
+    from datasync.replicate.control import stop_after, stop_on_signals
+    from datasync.replicate.verify import FULL, QUICK, SAMPLE, Finding, Report
+    from datasync.replicate.verify import verify as check
+    from shards.progress import format_bytes
+
+    if sum((full, quick, sample is not None)) > 1:
+        raise UsageError("--full, --quick and --sample exclude each other", mend="give one of them")
+    part = share(sample, Place("--sample")) if sample is not None else 1.0
+    mode = SAMPLE if sample is not None else QUICK if quick else FULL
+    seconds = duration(max_runtime, Place("--max-runtime")) if max_runtime is not None else None
+    config, stop = load_config(), Stop()
+    reports: list[Report] = []
+
+    with stop_on_signals(stop), stop_after(stop, seconds):
+        for spec in names:
+            name, place, store = locate(config, spec, cluster)
+
+            def tell(finding: Finding, place: str = place) -> None:
+                where = f"quarantined as {finding.quarantined}" if finding.quarantined else f"on {place}"
+                print(f"{finding.message}   ({where})", file=sys.stderr)
+
+            report = check(
+                store,
+                name=name,
+                mode=mode,
+                share=part,
+                stop=stop,
+                quiet=quiet or json_output,
+                on_finding=tell,
+            )
+            reports.append(report)
+            if not json_output:
+                read = (
+                    ""
+                    if mode == QUICK
+                    else f" · {report.hashed:,} read ({format_bytes(report.hashed_bytes)})"
+                )
+                end = "" if report.finished else " so far, stopped"
+                bad = f"{len(report.findings):,} bad or missing" if report.findings else "all good"
+                print(
+                    f"{name} {report.version[:6]}… on {place}   {report.objects:,} objects ·"
+                    f" {format_bytes(report.bytes)}{read} · {bad}{end}"
+                )
+                if report.findings:
+                    option = f" --cluster {cluster}" if cluster is not None else ""
+                    print(f"  mend: datasync repair {spec}{option}", file=sys.stderr)
+            if stop.event.is_set():
+                break
+    if json_output:
+        print(json.dumps({"reports": [asdict(report) for report in reports]}, indent=1, ensure_ascii=False))
+    if any(report.findings for report in reports):
+        raise typer.Exit(3)
+    if stop.event.is_set():
+        raise typer.Exit(stop.exit_code)

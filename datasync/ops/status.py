@@ -1,0 +1,271 @@
+"""`status` and `wait`: which cluster has what, and whether it is whole.
+
+The answers come from receipts: a few small reads for each copy, whatever its size.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from datasync.errors import DatasyncError, NotFoundError, TransientError
+from datasync.ops import receipts
+from datasync.ops.receipts import Receipt
+from datasync.replicate.catalog import tag_of
+from datasync.replicate.layout import INDEX
+from datasync.storage.base import ObjectInfo, Store
+
+if TYPE_CHECKING:
+    from datasync.config import Config
+
+log = logging.getLogger(__name__)
+
+HOME, WHOLE, OUTDATED, PARTIAL, DAMAGED, ABSENT, FOREIGN, UNKNOWN = (
+    "home",
+    "whole",
+    "outdated",
+    "partial",
+    "damaged",
+    "absent",
+    "unproven",
+    "unreachable",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """One dataset at one cluster.
+
+    Args:
+        dataset, cluster, url (str): Where.
+        state (str): ``home`` (where it was sharded), ``whole``, ``outdated`` (whole, but the home has a newer
+            version), ``partial`` (a first replication is under way or was stopped), ``damaged``,
+            ``unproven`` (an index without a receipt), ``absent`` or ``unreachable``.
+        version (str | None): Of the copy.
+        objects, bytes (int | None): Of the copy.
+        age_seconds (float | None): Since its receipt.
+        missing_bytes (int | None): Bytes that a replication would copy, as far as receipts tell.
+        verified (dict | None): The last `verify`.
+        error (str | None): Why it is unreachable.
+    """
+
+    dataset: str
+    cluster: str
+    url: str
+    state: str
+    version: str | None = None
+    objects: int | None = None
+    bytes: int | None = None
+    age_seconds: float | None = None
+    missing_bytes: int | None = None
+    verified: dict[str, Any] | None = None
+    error: str | None = None
+
+
+def status(config: Config, names: Sequence[str] = (), clusters: Sequence[str] = ()) -> list[Place]:
+    """Every dataset at every cluster; with no names, those configured and those found.
+
+    Raises:
+        UsageError: A cluster is not configured.
+    """
+    chosen = [config.cluster(name) for name in clusters] or list(config.clusters.values())
+    wanted = list(names) or sorted({*config.datasets, *discover(config)})
+    pairs = [(name, cluster.name) for name in wanted for cluster in chosen]
+    with ThreadPoolExecutor(16) as pool:
+        heads = dict(zip(wanted, pool.map(lambda name: _home_head(config, name), wanted), strict=True))
+        return list(pool.map(lambda pair: _place(config, pair[0], pair[1], heads[pair[0]]), pairs))
+
+
+def discover(config: Config) -> set[str]:
+    """Names of datasets and trees that the clusters hold, from one level of their listing."""
+    found: set[str] = set()
+    for cluster in config.clusters.values():
+        try:
+            found |= first_level(cluster.store())
+        except DatasyncError as error:
+            log.info("%s cannot be listed: %s", cluster.name, error.message)
+    return found
+
+
+def first_level(store: Store) -> set[str]:
+    """First segments below a root under which an index or a receipt lies; one small listing for each."""
+    found: set[str] = set()
+    after = ""
+    while True:
+        try:
+            info = next(iter(store.list(after=after)), None)
+        except NotFoundError:
+            return found
+        if info is None:
+            return found
+        head, slash, _ = info.key.partition("/")
+        if slash and _is_dataset(store.child(head)):
+            found.add(head)
+        # '0' follows '/': the next key is the first one after everything below this folder.
+        after = f"{head}0" if slash else info.key
+
+
+def _is_dataset(store: Store) -> bool:
+    return any(_stat(store, key) is not None for key in (INDEX, "_datasync/receipt.json"))
+
+
+def _home_head(config: Config, name: str) -> tuple[Store, ObjectInfo] | None:
+    """The home of a dataset and its index there, where there is a home that answers."""
+    known = config.datasets.get(name)
+    if known is None or known.home is None:
+        return None
+    store = config.dataset_store(known.home, name)
+    try:
+        info = _stat(store, INDEX)
+    except DatasyncError:
+        return None
+    return None if info is None else (store, info)
+
+
+def _place(config: Config, name: str, cluster: str, head: tuple[Store, ObjectInfo] | None) -> Place:
+    store = config.dataset_store(cluster, name)
+    blank = Place(dataset=name, cluster=cluster, url=store.url, state=ABSENT)
+    try:
+        receipt = receipts.read(store)
+        if receipt is None:
+            return _without_receipt(store, blank, is_home=head is not None and head[0].url == store.url)
+        return _with_receipt(store, receipt, blank, head)
+    except DatasyncError as error:
+        return Place(dataset=name, cluster=cluster, url=store.url, state=UNKNOWN, error=error.message)
+
+
+def _without_receipt(store: Store, blank: Place, *, is_home: bool) -> Place:
+    from datasync.replicate.catalog import describe
+    from datasync.replicate.layout import JOURNAL
+
+    if _stat(store, INDEX) is None:
+        begun = any(True for _ in store.list(JOURNAL)) if _exists(store) else False
+        return _with(blank, state=PARTIAL if begun else ABSENT)
+    catalog = describe(store, blank.dataset)
+    return _with(
+        blank,
+        state=HOME if is_home or catalog.kind == "dataset" else FOREIGN,
+        version=catalog.version,
+        objects=catalog.table.num_rows,
+        bytes=catalog.total_bytes,
+    )
+
+
+def _with_receipt(
+    store: Store, receipt: Receipt, blank: Place, head: tuple[Store, ObjectInfo] | None
+) -> Place:
+    state, missing = WHOLE, 0
+    if not receipt.whole:
+        state = DAMAGED
+        missing = _damaged_bytes(store, receipt)
+    elif receipt.index is not None and _stat(store, INDEX) is None:
+        state = DAMAGED
+    elif head is not None and head[0].url != store.url:
+        info = head[1]
+        tag = {"tag": tag_of(head[0], info), "bytes": info.bytes}
+        if receipt.source["url"] != head[0].url or receipt.source["index"] != tag:
+            newer, missing = _missing_bytes(head[0], store, receipt)
+            state = OUTDATED if newer else WHOLE
+    return _with(
+        blank,
+        state=state,
+        version=receipt.version,
+        objects=receipt.objects,
+        bytes=receipt.bytes,
+        age_seconds=receipts.age_seconds(receipt.finished),
+        missing_bytes=missing,
+        verified=receipt.verified,
+    )
+
+
+def _missing_bytes(home: Store, store: Store, receipt: Receipt) -> tuple[bool, int]:
+    """Whether the home has another version, and how much of it this place lacks."""
+    from datasync.replicate.catalog import describe
+    from datasync.replicate.destination import proven
+    from datasync.replicate.plan import compare
+
+    catalog = describe(home, receipt.name)
+    if catalog.version == receipt.version:
+        return False, 0
+    return True, compare(catalog.table, proven(store, receipt), {}).bytes
+
+
+def _damaged_bytes(store: Store, receipt: Receipt) -> int:
+    from datasync.replicate.destination import proven
+
+    good = proven(store, receipt)
+    if good is None:
+        return receipt.bytes
+    import pyarrow.compute as pc
+
+    return receipt.bytes - int(pc.sum(good["bytes"]).as_py() or 0)
+
+
+def _with(place: Place, **changes: Any) -> Place:
+    from dataclasses import replace
+
+    return replace(place, **changes)
+
+
+def _exists(store: Store) -> bool:
+    try:
+        next(iter(store.list()), None)
+    except NotFoundError:
+        return False
+    return True
+
+
+def _stat(store: Store, key: str) -> ObjectInfo | None:
+    try:
+        return store.stat(key)
+    except NotFoundError:
+        return None
+
+
+def is_here(store: Store, version: str | None) -> Receipt | None:
+    """The receipt that proves a version (or any) whole at a place. One read."""
+    if version is None:
+        receipt = receipts.read(store)
+        return receipt if receipt is not None and receipt.whole else None
+    newest = receipts.read(store)
+    if newest is not None and newest.version.startswith(version):
+        return newest if newest.whole else None
+    if len(version) != 64:
+        return None
+    receipt = receipts.read(store, version)
+    return receipt if receipt is not None and receipt.whole else None
+
+
+def wait(
+    store: Store,
+    *,
+    version: str | None = None,
+    timeout: float | None = None,
+    poll: float = 5.0,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Receipt | None:
+    """Block until a version is whole at a place; None when `timeout` seconds are over.
+
+    Args:
+        store (Store): The root of the copy.
+        version (str | None): A version or the beginning of one; None is any.
+        timeout (float | None): Seconds; None is for ever.
+        poll (float): Seconds between two looks. Default: ``5``.
+        sleep (Callable): How to wait.
+    """
+    began = time.monotonic()
+    while True:
+        try:
+            receipt = is_here(store, version)
+            if receipt is not None:
+                return receipt
+        except TransientError as error:
+            log.warning("%s: %s", store.url, error.message)
+        left = None if timeout is None else timeout - (time.monotonic() - began)
+        if left is not None and left <= 0:
+            return None
+        sleep(poll if left is None else min(poll, left))

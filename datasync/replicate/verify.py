@@ -1,0 +1,384 @@
+"""`verify`: prove that a copy still is what its manifest says, and record what is not.
+
+    quick     every object is there with its size                      one listing
+    sample    quick, and a share of the objects is read and hashed     the next share at the next run
+    full      quick, and every object is read and hashed
+
+A sample is a stripe: objects are spread over n stripes by their digest, and each run takes the stripe after
+the last one, so that n runs have read everything. Finished work is recorded at the place, and a run that was
+killed goes on from there. What is bad goes to quarantine, so that its name does not lie to a reader; what is
+bad or missing turns the receipt to ``damaged`` and is listed for `repair` and for the next `replicate`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from datasync.errors import CorruptError, DatasyncError, NotFoundError, UsageError
+from datasync.ops import receipts
+from datasync.ops.receipts import Receipt
+from datasync.replicate.catalog import TREE, Catalog, describe, with_tags
+from datasync.replicate.destination import damage
+from datasync.replicate.lane import quarantine
+from datasync.replicate.layout import INDEX, SCRUB, damage_key, is_internal, manifest_key
+from datasync.replicate.lease import held
+from datasync.replicate.limits import concurrency_of
+from datasync.replicate.plan import Item, items
+from datasync.replicate.retry import retrying
+from datasync.replicate.run import Stop
+from datasync.storage.base import Store
+from shards.digests import Digest
+from shards.manifest import Manifest
+from shards.progress import Progress
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+log = logging.getLogger(__name__)
+
+QUICK, SAMPLE, FULL = "quick", "sample", "full"
+_READERS = 16
+_RECORD_EVERY = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """An object that is not as it should be.
+
+    Args:
+        key (str): Which.
+        problem (str): ``missing``, ``size`` or ``digest``.
+        message (str): What was expected and what was found.
+        quarantined (str | None): Where the bad object is now.
+    """
+
+    key: str
+    problem: str
+    message: str
+    quarantined: str | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Report:
+    """What `verify` found.
+
+    Args:
+        name, url, version (str): What was looked at.
+        mode (str): ``quick``, ``sample`` or ``full``.
+        objects, bytes (int): Of the version.
+        hashed, hashed_bytes (int): Read and hashed, by this run or the killed one that it continues.
+        findings (list[Finding]): What is wrong.
+        extra (int): Objects that no manifest names; they are left alone.
+        finished (bool): False when the run was stopped.
+    """
+
+    name: str
+    url: str
+    version: str
+    mode: str
+    objects: int
+    bytes: int
+    hashed: int = 0
+    hashed_bytes: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    extra: int = 0
+    finished: bool = True
+
+    @property
+    def good(self) -> bool:
+        return not self.findings
+
+
+def verify(
+    store: Store,
+    *,
+    name: str,
+    mode: str = FULL,
+    share: float = 1.0,
+    stop: Stop | None = None,
+    quiet: bool = False,
+    on_finding: Callable[[Finding], None] | None = None,
+) -> Report:
+    """Check a copy against its manifest.
+
+    Args:
+        store (Store): The root of the copy.
+        name (str): For people.
+        mode (str): ``quick``, ``sample`` or ``full``. Default: ``full``.
+        share (float): Of the objects that a sample reads, above 0 and below 1.
+        stop (Stop | None): Ends the run cleanly when asked.
+        quiet (bool): No progress. Default: ``False``.
+        on_finding (Callable | None): Called with each finding as it is made.
+
+    Raises:
+        NotFoundError: Nothing is there that says what should be.
+        BusyError: A replication is at work there.
+    """
+    if mode not in (QUICK, SAMPLE, FULL) or (mode == SAMPLE and not 0 < share <= 1):
+        raise UsageError(f"cannot verify {share:.0%} by {mode}", mend="give a share between 0% and 100%")
+    stop = stop or Stop()
+    receipt = receipts.read(store)
+    table, version = expected(store, name, receipt)
+    if receipt is None:
+        # Nothing of ours is there to be kept true, so nothing is written either.
+        return _Scrub(store, name, table, version, None, mode, share, stop, quiet, on_finding).run()
+    with held(store, f"verify {name}"):
+        receipt = receipts.read(store)
+        if receipt is None or receipt.version != version:
+            table, version = expected(store, name, receipt)
+        return _Scrub(store, name, table, version, receipt, mode, share, stop, quiet, on_finding).run()
+
+
+def expected(store: Store, name: str, receipt: Receipt | None) -> tuple[pa.Table, str]:
+    """What should be at a place: by its receipt's manifest, else by its own index.
+
+    Raises:
+        NotFoundError: Neither is there.
+        FormatError: The index and the receipt name different versions, or one is damaged.
+    """
+    if receipt is not None:
+        key = manifest_key(receipt.version)
+        data = retrying(lambda: store.read(key))
+        manifest = Manifest.from_parquet(data, where=f"{store.url}/{key}")
+        if manifest.version != receipt.version:
+            raise CorruptError(
+                f"{store.url}/{key} has the content of version {manifest.version[:12]}…",
+                mend="replicate again: it writes the manifest anew",
+            )
+        return with_tags(manifest.table), receipt.version
+    catalog = describe(store, name)
+    if catalog.kind == TREE:
+        raise NotFoundError(
+            f"{store.url} has neither an index nor a receipt: nothing says what should be there",
+            mend="replicate it first; a receipt is what a copy is checked against",
+        )
+    return catalog.table, catalog.version or _index_version(catalog)
+
+
+def _index_version(catalog: Catalog) -> str:
+    """A name for a version whose digests are not all known: that of its index."""
+    assert catalog.index is not None
+    return hashlib.sha256(catalog.index).hexdigest()
+
+
+class _Scrub:
+    """One run of `verify` over one copy."""
+
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        table: pa.Table,
+        version: str,
+        receipt: Receipt | None,
+        mode: str,
+        share: float,
+        stop: Stop,
+        quiet: bool,
+        on_finding: Callable[[Finding], None] | None,
+    ) -> None:
+        import pyarrow.compute as pc
+
+        self.store, self.table, self.receipt, self.stop, self.quiet = store, table, receipt, stop, quiet
+        total = int(pc.sum(table["bytes"]).as_py() or 0)
+        self.report = Report(
+            name=name, url=store.url, version=version, mode=mode, objects=table.num_rows, bytes=total
+        )
+        self.stripes = max(round(1 / share), 1) if mode == SAMPLE else 1
+        last = (receipt.verified or {}).get("stripe", -1) if receipt else -1
+        self.stripe = (last + 1) % self.stripes
+        self.hashes = {} if receipt is not None else describe(store, name).hashes
+        self.run_name = f"{SCRUB}{version[:16]}-{mode}-{self.stripes}-{self.stripe}"
+        self._on_finding = on_finding
+        self._lock = threading.Lock()
+        self._passed: list[str] = []
+        self._files = 0
+
+    def run(self) -> Report:
+        report = self.report
+        there = self._listing()
+        missing = [item for item in self._items() if item.key not in there]
+        for item in missing:
+            self._found(Finding(key=item.key, problem="missing", message=f"{item.key} is missing"))
+        self._index()
+        done = self._resume()
+        todo = [item for item in self._items() if item.key in there and self._is_due(item)]
+        for item in todo:
+            if there[item.key] != item.bytes:
+                message = f"{item.key} has {there[item.key]:,} bytes, expected {item.bytes:,}"
+                self._bad(item, "size", message)
+        if report.mode != QUICK:
+            self._hash_all([item for item in todo if there[item.key] == item.bytes], done)
+        report.extra = sum(1 for key in there if not is_internal(key) and key != INDEX) - (
+            report.objects - len(missing)
+        )
+        report.finished = not self.stop.event.is_set()
+        self._record()
+        return report
+
+    def _items(self) -> Iterator[Item]:
+        import numpy as np
+
+        return items(self.table, np.arange(self.table.num_rows), self.hashes)
+
+    def _listing(self) -> dict[str, int]:
+        return {
+            info.key: info.bytes
+            for info in retrying(lambda: list(self.store.list()))
+            if not is_internal(info.key)
+        }
+
+    def _is_due(self, item: Item) -> bool:
+        """Whether this run looks at an object closely; sizes are looked at always when quick."""
+        if self.stripes == 1:
+            return True
+        name = item.sha256 or hashlib.sha256(item.key.encode()).hexdigest()
+        return int(name[:8], 16) % self.stripes == self.stripe
+
+    def _index(self) -> None:
+        """The index is not in the manifest; the receipt has its digest."""
+        wanted = self.receipt.index if self.receipt is not None else None
+        if wanted is None:
+            return
+        try:
+            found = hashlib.sha256(retrying(lambda: self.store.read(INDEX))).hexdigest()
+        except NotFoundError:
+            self._found(Finding(key=INDEX, problem="missing", message=f"{INDEX} is missing"))
+            return
+        if found != wanted["sha256"]:
+            message = f"{INDEX} has sha256 {found}, the receipt says {wanted['sha256']}"
+            self._found(Finding(key=INDEX, problem="digest", message=message))
+
+    def _hash_all(self, todo: list[Item], done: set[str]) -> None:
+        slots = concurrency_of(self.store)
+        total = sum(item.bytes for item in todo)
+        label = f"verify {self.report.name}"
+        with Progress(label, total_bytes=total, total_items=len(todo), quiet=self.quiet) as progress:
+
+            def check(item: Item) -> None:
+                if self.stop.event.is_set():
+                    return
+                if item.key not in done:
+                    with slots.slot(item.bytes):
+                        self._check(item)
+                with self._lock:
+                    self.report.hashed += 1
+                    self.report.hashed_bytes += item.bytes
+                progress.advance(bytes=item.bytes, items=1)
+
+            with ThreadPoolExecutor(_READERS) as pool:
+                for _ in pool.map(check, todo):
+                    pass
+
+    def _check(self, item: Item) -> None:
+        names = {"sha256", *item.hashes} if item.sha256 or not item.hashes else set(item.hashes)
+
+        def read() -> dict[str, str]:
+            digest = Digest(names)
+            with self.store.stream(item.key) as pieces:
+                for piece in pieces:
+                    digest.update(piece)
+            return digest.hexdigests()
+
+        try:
+            found = retrying(read, stop=self.stop.event)
+        except NotFoundError:
+            self._found(Finding(key=item.key, problem="missing", message=f"{item.key} is missing"))
+            return
+        wanted = {**item.hashes, **({"sha256": item.sha256} if item.sha256 else {})}
+        for algorithm, digest in wanted.items():
+            if found[algorithm] != digest.lower():
+                message = (
+                    f"{item.key} does not match the {'manifest' if item.sha256 else 'index'}\n"
+                    f"  expected {algorithm} {digest}  got {found[algorithm]}"
+                )
+                self._bad(item, "digest", message)
+                return
+        self._pass(item.key)
+
+    def _bad(self, item: Item, problem: str, message: str) -> None:
+        """Record a bad object, and move it away where we are the keepers of the copy."""
+        where = None
+        if self.receipt is not None:
+            try:
+                where = quarantine(self.store, item.key)
+            except DatasyncError as error:
+                log.warning("%s could not be moved to quarantine: %s", item.key, error)
+        self._found(Finding(key=item.key, problem=problem, message=message, quarantined=where))
+
+    def _found(self, finding: Finding) -> None:
+        with self._lock:
+            self.report.findings.append(finding)
+        if self._on_finding is not None:
+            self._on_finding(finding)
+
+    # Resuming
+
+    def _pass(self, key: str) -> None:
+        with self._lock:
+            self._passed.append(key)
+            if len(self._passed) < _RECORD_EVERY:
+                return
+            passed, self._passed = self._passed, []
+            self._files += 1
+            name = f"{self.run_name}-{self._files:06d}.jsonl"
+        self._save(name, passed)
+
+    def _save(self, name: str, passed: list[str]) -> None:
+        if self.receipt is not None and passed:
+            data = "".join(json.dumps(key) + "\n" for key in passed).encode()
+            retrying(lambda: self.store.write(name, data))
+
+    def _resume(self) -> set[str]:
+        """What the killed run before this one had found good."""
+        done: set[str] = set()
+        if self.receipt is None or self.report.mode == QUICK:
+            return done
+        for info in self.store.list(self.run_name):
+            done.update(json.loads(line) for line in self.store.read(info.key).splitlines())
+            self._files += 1
+        return done
+
+    def _record(self) -> None:
+        """Keep the receipt true."""
+        report, receipt = self.report, self.receipt
+        if receipt is None:
+            return
+        if not report.finished:
+            self._save(f"{self.run_name}-{self._files + 1:06d}.jsonl", self._passed)
+        # What an earlier run found and this one did not look at is still damaged.
+        damaged = {finding.key for finding in report.findings}
+        if not receipt.whole and (report.mode != FULL or not report.finished):
+            damaged |= set(damage(self.store, receipt.version))
+        verified: dict[str, Any] | None = receipt.verified
+        if report.finished:
+            verified = {
+                "at": receipts.now(),
+                "mode": report.mode,
+                "objects": report.hashed,
+                "bytes": report.hashed_bytes,
+                "stripe": self.stripe
+                if report.mode == SAMPLE
+                else (receipt.verified or {}).get("stripe", -1),
+                "stripes": self.stripes,
+                "missing": sum(finding.problem == "missing" for finding in report.findings),
+                "bad": sum(finding.problem != "missing" for finding in report.findings),
+            }
+        if damaged:
+            document = {"found": receipts.now(), "damaged": sorted(damaged)}
+            data = json.dumps(document, ensure_ascii=False).encode()
+            retrying(lambda: self.store.write(damage_key(receipt.version), data))
+        state = receipts.DAMAGED if damaged else receipts.WHOLE
+        fresh = replace(receipt, state=state, verified=verified)
+        retrying(lambda: receipts.write(self.store, fresh))
+        if report.finished:
+            if not damaged:
+                self.store.delete([damage_key(receipt.version)])
+            self.store.delete([info.key for info in self.store.list(SCRUB)])
