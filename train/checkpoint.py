@@ -2,8 +2,8 @@
 
     step-00000100/__0_0.distcp, __1_0.distcp, …   one file a rank (torch.distributed.checkpoint)
     step-00000100/.metadata                       which tensor is where: any number of ranks can load it
-    step-00000100/commit.json                     the commit marker, written when the files are safe: each file
-                                                  with its bytes and sha256, the rest of the state, a digest
+    step-00000100/commit.json                     the commit marker, written when all files are safe: each
+                                                  file's bytes and sha256, the rest of the state
     latest                                        the newest committed step; moves after the marker
 
     save     copy to memory ─► [thread: DCP files ─► digests ─► upload ─► gather ─► marker ─► latest]
@@ -229,7 +229,7 @@ class Checkpoints:
         if bad or (step is None and self._exists("latest")):
             raise CorruptError(
                 f"no checkpoint in {self.store.url} verifies" + "".join(f"\n  {line}" for line in bad),
-                mend="copy them again from another cluster (`datasync repair`, `datasync replicate`), or give "
+                mend="copy them from another cluster (`datasync repair`, `datasync replicate`); or give "
                 "run.dir and checkpoint.url another place to start afresh",
             )
         return None
@@ -283,6 +283,20 @@ class Checkpoints:
         self.team.barrier("reading a checkpoint")
         if not isinstance(self.store, LocalStore) and self.team.local_rank == 0:
             shutil.rmtree(self._place(step), ignore_errors=True)
+
+    def copy(self, step: int, target: Store) -> None:
+        """Copy a checkpoint, checked, to another store; its marker last.
+
+        Raises:
+            CorruptError: It does not verify.
+        """
+        if reason := self._fetch(step):
+            raise CorruptError(f"{folder(step)} in {self.store.url}: {reason}", mend="take another step")
+        for name in self.read(step).files:
+            target.write_file(f"{folder(step)}/{name}", self._place(step) / name)
+        target.write(f"{folder(step)}/{MARKER}", self.store.read(f"{folder(step)}/{MARKER}"))
+        target.write("latest", folder(step).encode())
+        self._clear(step)
 
     def read_json(self, key: str) -> Any:
         """A small file that is kept beside the checkpoints; None where there is none."""

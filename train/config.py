@@ -135,6 +135,8 @@ class ModelConfig:
     """Share the embedding with the output head."""
     dropout: float = 0.0
     """Dropped share of each block's output while training."""
+    weights: str = ""
+    """Start from these weights: a folder with `config.json` and safetensors in Llama's or Qwen3's layout."""
     image: ImageConfig = field(default_factory=ImageConfig)
     """Images."""
     audio: AudioConfig = field(default_factory=AudioConfig)
@@ -356,6 +358,12 @@ class Config:
     eval: EvalConfig = field(default_factory=EvalConfig)
     guard: GuardConfig = field(default_factory=GuardConfig)
     log: LogConfig = field(default_factory=LogConfig)
+
+    def __post_init__(self) -> None:
+        if self.eval.every and not (self.eval.remote or self.data.remote):
+            raise UsageError(
+                "eval.every is set, eval.remote is not", mend="say which dataset validates a mixture"
+            )
 
     @classmethod
     def load(cls, path: Path, sets: Sequence[str] = ()) -> tuple[Config, dict[str, str]]:

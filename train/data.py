@@ -168,6 +168,16 @@ def open_dataset(config: Config, share: int) -> StreamingDataset:
     return StreamingDataset(streams=streams, **options)
 
 
+def open_fixed(config: Config) -> StreamingDataset:
+    """The samples of `eval`, in their own order."""
+    from datasync import Stream, StreamingDataset
+
+    remote = config.eval.remote or config.data.remote
+    split = config.eval.split or (config.data.split if not config.eval.remote else "")
+    stream = Stream(remote=remote, local=str(cache_folder(config, remote)), split=split or None)
+    return StreamingDataset(streams=[stream], shuffle=False, batch_size=1)
+
+
 def cache_folder(config: Config, remote: str) -> Path:
     """Where the shards of one dataset are cached, by default in the run folder."""
     root = Path(config.data.cache) if config.data.cache else Path(config.run.dir) / "cache"

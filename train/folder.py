@@ -59,9 +59,19 @@ class RunFolder:
             ) from None
         known = self.read("config.json")
         if known is not None:
-            check_same(known, config, accept, self.path)
+            try:
+                check_same(known, config, accept, self.path)
+            except UsageError:
+                self.close()
+                raise
         self.write("config.json", config.to_dict())
         self.attempt = 1 + max((entry["attempt"] for entry in self.lines("attempts.jsonl")), default=0)
+
+    def close(self) -> None:
+        """Let another process have the folder."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     def begin(self, **facts: Any) -> None:
         """Note that an attempt starts."""
@@ -135,7 +145,7 @@ def check_same(known: Mapping[str, Any], config: Config, accept: Sequence[str], 
         lines = "".join(f"\n  {key}: {old!r} → {new!r}" for key, (old, new) in different.items())
         raise UsageError(
             f"{where} holds a run with another config:{lines}",
-            mend="name another run.dir; try it beside this run by `datasync fork`; or continue with the change: "
+            mend="name another run.dir; try it beside this by `datasync fork`; or continue with the change: "
             + " ".join(f"--accept {key}" for key in different),
         )
 

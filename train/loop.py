@@ -26,6 +26,7 @@ from train.config import Config
 from train.data import Feed, Share
 from train.distributed import Team
 from train.documents import Encoder
+from train.evaluate import Evaluation
 from train.folder import RunFolder, environment
 from train.guard import Guard, Kind
 from train.metrics import Metrics, memory_bytes, peak_flops, straggler
@@ -83,6 +84,7 @@ class Trainer:
         self.checkpoints = Checkpoints(
             open_store(config), team, config.checkpoint, self.folder.path / "staging"
         )
+        self.evaluation = Evaluation(config, team, self.encoder)
         self.flops = flops_per_position(self.engine.model, config.model)
         self.first_place = self.place = self.feed.state()
         self.step, self.saved = 0, -1
@@ -112,6 +114,7 @@ class Trainer:
             if metrics is not None:
                 metrics.close()
                 self.folder.end(cause, step=self.step)
+            self.folder.close()
 
     def one_step(self, stop: StopRequest) -> dict[str, Any] | None:
         """One update of the weights and its record; None where the guard left the batch out."""
@@ -134,6 +137,7 @@ class Trainer:
         self.optimizer.zero_grad()
         self.step += 1
         self.loss, self.place = loss, self.feed.state()
+        evaluated = self._evaluate()
         saving = time.perf_counter()
         if self.step % c.checkpoint.every == 0 and self.step < c.run.steps:
             self.save()
@@ -153,13 +157,22 @@ class Trainer:
             "step_s": step_s,
             "wait_s": float(table[:, 2].max()),
             "save_s": now - saving,
+            "eval_loss": self.eval_loss if evaluated else None,
             "tokens_per_s": positions / step_s,
             "mfu": positions * self.flops / step_s / (peak * team.world) if peak else None,
             "memory_bytes": memory_bytes(team.device),
-            "slowest": straggler(table[:, 1]),
+            "slowest": straggler(table[:, 1].tolist()),
             "attempt": self.folder.attempt,
             "time": time.time(),
         }
+
+    def _evaluate(self) -> bool:
+        """Validate where it is this step's turn."""
+        every = self.config.eval.every
+        if not every or (self.step % every and self.step < self.config.run.steps):
+            return False
+        self.eval_loss = self.evaluation.loss(self.engine)
+        return True
 
     # State
 

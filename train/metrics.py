@@ -21,16 +21,17 @@ from __future__ import annotations
 
 import itertools
 import resource
+import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from shards.progress import format_bytes
 from train.folder import RunFolder, read_lines
+
+if TYPE_CHECKING:
+    import torch
 
 PEAKS = {
     "H200": 989e12,
@@ -42,6 +43,9 @@ PEAKS = {
     "B200": 2250e12,
 }
 """Dense bfloat16 FLOP/s by a part of the GPU's name, from the makers' data sheets."""
+
+NOISE_S = 0.05
+"""Seconds by which a rank must be slower than the median to be named."""
 
 
 class Metrics:
@@ -94,19 +98,21 @@ def line(record: Mapping[str, Any], steps: int) -> str:
     return "  ".join(parts)
 
 
-def straggler(own_s: Tensor) -> dict[str, Any] | None:
+def straggler(own_s: Sequence[float]) -> dict[str, Any] | None:
     """The slowest rank, if it takes over 1.2 times the median; `own_s` is (world,) seconds of work without
     waiting."""
     if len(own_s) < 2:
         return None
-    rank, median = int(own_s.argmax()), float(own_s.median())
-    if own_s[rank] <= 1.2 * median:
+    slowest, median = max(own_s), statistics.median(own_s)
+    if slowest <= 1.2 * median or slowest - median < NOISE_S:
         return None
-    return {"rank": rank, "own_s": float(own_s[rank]), "median_s": median}
+    return {"rank": own_s.index(slowest), "own_s": slowest, "median_s": median}
 
 
 def peak_flops(device: torch.device) -> float | None:
     """What this device can do a second at most, where we know."""
+    import torch
+
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
@@ -116,6 +122,8 @@ def peak_flops(device: torch.device) -> float | None:
 def memory_bytes(device: torch.device) -> int:
     """The most memory used so far."""
     if device.type == "cuda":
+        import torch
+
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 

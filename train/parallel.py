@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -66,8 +67,12 @@ class Engine:
         model.train()
 
     def reset(self) -> None:
-        """The initial weights, from the seed."""
+        """The initial weights: from the seed, then from `model.weights`."""
         init_weights(self.model, self.config.run.seed)
+        if self.config.model.weights:
+            from train.model.llama import import_weights
+
+            import_weights(self.model, Path(self.config.model.weights))
 
     def _shard(self) -> None:
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard

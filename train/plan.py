@@ -32,8 +32,8 @@ def flops_per_position(model: Decoder, c: ModelConfig) -> float:
 def multiplying(model: Decoder) -> int:
     """Weights that multiply at every position: all but the embedding (unless it is also the head) and the
     encoders."""
-    count = sum(p.numel() for p in model.blocks.parameters()) + model.norm.weight.numel()
-    return count + model.embedding.weight.numel()  # the head, tied or not, has the embedding's shape
+    matrices = sum(p.numel() for p in model.blocks.parameters() if p.dim() >= 2)
+    return matrices + model.embedding.weight.numel()  # the head, tied or not, has the embedding's shape
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,9 +46,7 @@ def train(
     if (config is None) == (reproduce is None):
         raise UsageError("give a config, or --reproduce RUN", mend="datasync train run.toml")
     if reproduce is not None:
-        from train.reproduce import reproduce as repeat
-
-        _print(repeat(reproduce, sets or []), as_json)
+        _reproduce(reproduce, sets or [], as_json)
         return
     from train.config import Config
 
@@ -59,7 +57,19 @@ def train(
     elif plan:
         _plan(loaded, ranks, as_json)
     else:
-        _print(_run(loaded, accept or []), as_json)
+        print_summary(_run(loaded, accept or []), as_json)
+
+
+def _reproduce(run: Path, sets: list[str], as_json: bool) -> None:
+    import logging
+
+    from train.fork import reproduce
+
+    logging.getLogger("train").setLevel(logging.INFO)
+    result = reproduce(run, sets)
+    print_summary(result, as_json)
+    if not result["reproduced"]:
+        raise typer.Exit(3)
 
 
 def _run(config: Config, accept: list[str]) -> dict[str, object]:
@@ -71,7 +81,8 @@ def _run(config: Config, accept: list[str]) -> dict[str, object]:
     return run(config, accept=accept)
 
 
-def _print(summary: dict[str, object], as_json: bool) -> None:
+def print_summary(summary: dict[str, object], as_json: bool) -> None:
+    """The summary of a run; under torchrun once."""
     import os
 
     if int(os.environ.get("RANK", 0)):
@@ -111,9 +122,7 @@ def _plan(config: Config, ranks: int, as_json: bool) -> None:
     print(
         f"FLOPs in all      {made.flops:.3g}   ({config.run.steps:,} steps, {config.data.batch_size:,} rows)"
     )
-    print(
-        f"memory of a rank  {format_bytes(made.total)}   on {ranks} rank(s)"
-    )
+    print(f"memory of a rank  {format_bytes(made.total)}   on {ranks} rank(s)")
     for name in ("weights", "gradients", "moments", "activations"):
         print(f"  {name:<15} {format_bytes(getattr(made, name))}")
     print(f"checkpoint        {format_bytes(made.checkpoint)}")

@@ -249,10 +249,10 @@ def init_weights(model: Decoder, seed: int) -> None:
             std = 0.02 / math.sqrt(2 * model.config.layers) if deep else 0.02
             generator = torch.Generator().manual_seed(name_seed(seed, name))
             whole = torch.empty(parameter.shape).normal_(0.0, std, generator=generator)
-        _assign(parameter, whole)
+        assign(parameter, whole)
 
 
-def _assign(parameter: Tensor, whole: Tensor) -> None:
+def assign(parameter: Tensor, whole: Tensor) -> None:
     """Copy a whole tensor into a parameter, or its share of it into a sharded one."""
     if hasattr(parameter, "device_mesh"):
         from torch.distributed.tensor import distribute_tensor

@@ -1,0 +1,88 @@
+"""The canonical sum: the same bits however it is cut over ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shards.errors import UsageError
+from train.elastic import check_world, put_gradients, take_gradients, tree_sum
+
+
+def leaves(n: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(n, 33, generator=generator) * 10.0 ** torch.randint(-6, 6, (n, 1), generator=generator)
+
+
+@given(st.integers(1, 64), st.integers(0, 5), st.integers(0, 1000))
+@settings(max_examples=60, deadline=None)
+def test_a_power_of_two_of_ranks_gives_the_same_bits(atoms: int, power: int, seed: int) -> None:
+    world = 2**power
+    if atoms % world:
+        with pytest.raises(UsageError):
+            check_world(atoms, world)
+        return
+    check_world(atoms, world)
+    x = leaves(atoms, seed)
+    whole = tree_sum(lambda i: x[i].clone(), atoms)
+    share = atoms // world
+    partials = [tree_sum(lambda i, r=r: x[r * share + i].clone(), share) for r in range(world)]
+    assert torch.equal(whole, tree_sum(lambda r: partials[r].clone(), world))
+
+
+def test_leaves_are_asked_for_from_left_to_right_once() -> None:
+    asked: list[int] = []
+
+    def leaf(i: int) -> torch.Tensor:
+        asked.append(i)
+        return torch.tensor([float(i)])
+
+    assert float(tree_sum(leaf, 12)) == sum(range(12))
+    assert asked == list(range(12))
+
+
+def test_few_partial_sums_live_at_once() -> None:
+    alive = most = 0
+
+    class Leaf:
+        def __init__(self) -> None:
+            nonlocal alive, most
+            alive += 1
+            most = max(most, alive)
+
+        def __iadd__(self, other: Leaf) -> Leaf:
+            return self
+
+        def __del__(self) -> None:
+            nonlocal alive
+            alive -= 1
+
+    tree_sum(lambda i: Leaf(), 64)  # type: ignore[arg-type,return-value]
+    assert most <= 8
+
+
+def test_the_plain_order_would_not_do() -> None:
+    x = leaves(16, 1)
+    halves = x[:8].sum(0) + x[8:].sum(0)
+    running = torch.zeros(33)
+    for row in x:
+        running += row
+    assert not torch.equal(halves, running)
+
+
+def test_three_ranks_are_refused_with_the_numbers_that_fit() -> None:
+    with pytest.raises(UsageError, match="over 3 ranks") as caught:
+        check_world(12, 3)
+    assert "1, 2, 4 ranks" in caught.value.mend
+
+
+def test_gradients_travel_flat_and_come_back() -> None:
+    parameters = [torch.nn.Parameter(torch.randn(3, 2)), torch.nn.Parameter(torch.randn(4))]
+    parameters[0].grad = torch.ones(3, 2)
+    flat = take_gradients(parameters, torch.tensor(7.0))
+    assert parameters[0].grad is None
+    assert float(put_gradients(parameters, flat, 0.5)) == 7.0
+    assert torch.equal(parameters[0].grad, torch.full((3, 2), 0.5))
+    assert torch.equal(parameters[1].grad, torch.zeros(4))
