@@ -7,13 +7,16 @@ Names are imported when they are used, so that `import shards` costs nothing.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shards.builder import ShardBuilder
     from shards.convert import convert
     from shards.reader import ShardReader
-    from shards.writer import ShardBuilder, ShardWriter
+    from shards.writer import ShardWriter
 
 __all__ = ["ShardBuilder", "ShardReader", "ShardWriter", "convert"]
 
@@ -21,7 +24,6 @@ _HOME = {
     "ShardBuilder": "shards.builder",
     "ShardReader": "shards.reader",
     "ShardWriter": "shards.writer",
-    "convert": "shards.convert",
 }
 
 
@@ -33,3 +35,18 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """Keeps `shards.convert` the function, also after the module of the same name was imported."""
+
+    @property
+    def convert(self) -> Any:
+        return import_module("shards.convert").convert
+
+    @convert.setter
+    def convert(self, module: ModuleType) -> None:
+        """The import system would put the module here."""
+
+
+sys.modules[__name__].__class__ = _Package

@@ -2,9 +2,9 @@
 
     python tests/bench/bench_writer.py [--mib 256] [--rounds 3] [--json]
 
-Input: Parquet files of token arrays (1,024 int32 a row, 4 KiB; ids follow Zipf's law, as those of text do),
-written once to a temporary folder with pyarrow's defaults. Every contender reads the same files and writes the
-same samples to the same disk, except the first two, which are ceilings:
+Input: Parquet files of token arrays (1,024 int32 a row, 4 KiB; ids follow Zipf's law, as in text), written
+once to a temporary folder with pyarrow's defaults. Every contender reads the same files and writes the same
+samples to the same disk, except the first two, which are ceilings:
 
     zstd        one-shot `zstandard` level 3 over the same bytes, already in memory; nothing read or written
     read+zstd   the Parquet files read with pyarrow, their bytes through one-shot zstandard, nothing written
