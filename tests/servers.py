@@ -3,8 +3,8 @@
     s3_a, s3_b     two independent SeaweedFS servers, one pair a session (and a worker of pytest-xdist)
 
 A fixture gives an `S3Server`: its endpoint, its keys, and `bucket()`, which makes a fresh one. A server is a
-child process in a session of its own with its data in a temporary folder; it is stopped by its process id when
-the tests end, and the folder goes with it. `python -m tests.servers` starts one pair by hand.
+child process in a session of its own with its data in a temporary folder; it is stopped by its process id
+when the tests end, and the folder goes with it. `python -m tests.servers` starts one pair by hand.
 """
 
 from __future__ import annotations

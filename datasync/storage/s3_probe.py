@@ -1,0 +1,320 @@
+"""What an S3 endpoint can do: found by trying, since imitators differ and none says so.
+
+Before the first write, a few small objects are written below `_datasync/probe-…` of the root, each in a way
+that a given ability must refuse or accept, and removed again. The result is kept a week in the user's cache
+folder, one file for each endpoint. A loopback endpoint is asked anew by every process: its port says nothing
+about what listens there. Amazon itself is known and not asked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from datasync.errors import ConflictError, DatasyncError, DeniedError, StoreError, TransientError
+from datasync.storage import s3_xml
+from datasync.storage.base import Abilities
+from datasync.storage.keys import join
+from datasync.storage.process import shared
+from datasync.storage.s3_api import S3Api
+
+_CACHE_SECONDS = 7 * 24 * 3600.0
+_CACHE_FORMAT = 1
+_BODY = b"datasync asks what this endpoint can do"
+_CRC = "x-amz-checksum-crc32c"
+_RACERS = 4
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """What an endpoint can do, in more detail than `Abilities`.
+
+    Args:
+        if_absent (bool): ``If-None-Match: *`` on PUT has exactly one winner. if_match (bool): ``If-Match`` on
+        PUT. conditional_complete (bool): The same on CompleteMultipartUpload. crc32c (bool): A wrong CRC-32C
+        is refused. multipart (bool): Multipart uploads. multipart_crc (str): How parts' CRCs become the
+        object's: ``FULL_OBJECT``, ``COMPOSITE``, or not at all. server_copy (bool): CopyObject. batch_delete
+        (bool): DeleteObjects. ranges (bool): Range on GET.
+    """
+
+    if_absent: bool
+    if_match: bool
+    conditional_complete: bool
+    crc32c: bool
+    multipart: bool
+    multipart_crc: str
+    server_copy: bool
+    batch_delete: bool
+    ranges: bool
+
+    def abilities(self) -> Abilities:
+        """The part that every store has."""
+        return Abilities(
+            if_absent=self.if_absent,
+            if_match=self.if_match,
+            crc32c=self.crc32c,
+            multipart=self.multipart,
+            server_copy=self.server_copy,
+            ranges=self.ranges,
+        )
+
+
+AMAZON = Traits(
+    if_absent=True,
+    if_match=True,
+    conditional_complete=True,
+    crc32c=True,
+    multipart=True,
+    multipart_crc="FULL_OBJECT",
+    server_copy=True,
+    batch_delete=True,
+    ranges=True,
+)
+
+READ_ONLY = Traits(
+    if_absent=False,
+    if_match=False,
+    conditional_complete=False,
+    crc32c=False,
+    multipart=False,
+    multipart_crc="",
+    server_copy=False,
+    batch_delete=False,
+    ranges=True,
+)
+
+
+def traits_of(api: S3Api, prefix: str) -> Traits:
+    """What the endpoint of `api` can do."""
+    if api.account.is_aws:
+        return AMAZON
+    try:
+        return shared(("s3-traits", api.endpoint), lambda: _found(api, prefix))
+    except DeniedError as error:
+        # Who may not write needs no abilities to write; not kept, since another prefix may allow it.
+        _log.info("%s: not probed: %s", api.endpoint, error.message)
+        return READ_ONLY
+
+
+def cache_folder() -> Path:
+    """Where this user's caches are."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "datasync"
+
+
+def _found(api: S3Api, prefix: str) -> Traits:
+    path = None if _is_loopback(api.endpoint) else _cache_file(api.endpoint)
+    cached = _cached(path) if path else None
+    if cached is not None:
+        return cached
+    found = probe(api, prefix)
+    _log.info("%s can do: %s", api.endpoint, found)
+    if path:
+        _keep(path, api.endpoint, found)
+    return found
+
+
+def probe(api: S3Api, prefix: str) -> Traits:
+    """Ask the endpoint by trying; what was written is removed again."""
+    asking = _Probe(api, join(prefix, f"_datasync/probe-{uuid.uuid4().hex}"))
+    try:
+        return asking.run()
+    finally:
+        asking.clean()
+
+
+class _Probe:
+    """One series of questions below one folder."""
+
+    def __init__(self, api: S3Api, folder: str) -> None:
+        self._api = api
+        self._folder = folder
+        self._used: set[str] = set()
+
+    def run(self) -> Traits:
+        etag = self._put("plain")
+        crc32c = self._refuses("wrong-crc", {_CRC: "AAAAAA=="})
+        multipart, multipart_crc, conditional_complete = self._multipart(crc32c)
+        return Traits(
+            if_absent=self._refuses("plain", {"If-None-Match": "*"}) and self._one_winner(),
+            if_match=self._refuses("plain", {"If-Match": f'"{"0" * 32}"'}) and self._accepts_match(etag),
+            conditional_complete=conditional_complete,
+            crc32c=crc32c,
+            multipart=multipart,
+            multipart_crc=multipart_crc,
+            server_copy=self._copies(),
+            batch_delete=self._deletes_batches(),
+            ranges=self._ranges(),
+        )
+
+    def clean(self) -> None:
+        for name in self._used:
+            try:
+                self._api.call("DELETE", self._key(name))
+            except DatasyncError as error:
+                _log.warning("%s was left behind: %s", self._api.what(self._key(name)), error.message)
+
+    def _key(self, name: str) -> str:
+        return f"{self._folder}/{name}"
+
+    def _put(self, name: str, headers: dict[str, str] | None = None) -> str:
+        self._used.add(name)
+        reply = self._api.call("PUT", self._key(name), headers=headers or {}, body=_BODY)
+        return reply.headers.get("etag", "")
+
+    def _refuses(self, name: str, headers: dict[str, str]) -> bool:
+        """Whether a write with these headers fails, as it must; a failure of the network is no answer."""
+        try:
+            self._put(name, headers)
+        except TransientError:
+            raise
+        except DatasyncError:
+            return True
+        return False
+
+    def _accepts(self, name: str, headers: dict[str, str]) -> bool:
+        return not self._refuses(name, headers)
+
+    def _accepts_match(self, etag: str) -> bool:
+        # The ETag of the first write may be gone where a refusal was not one; then the answer is no as well.
+        return bool(etag) and self._accepts("plain", {"If-Match": etag})
+
+    def _one_winner(self) -> bool:
+        def race(_: int) -> bool:
+            try:
+                self._put("race", {"If-None-Match": "*"})
+            except ConflictError:
+                return False
+            return True
+
+        with ThreadPoolExecutor(max_workers=_RACERS) as pool:
+            return sum(pool.map(race, range(_RACERS))) == 1
+
+    def _copies(self) -> bool:
+        self._used.add("copy")
+        source = f"/{self._api.bucket}/{self._key('plain')}"
+        try:
+            self._api.call("PUT", self._key("copy"), headers={"x-amz-copy-source": source})
+            return self._api.call("GET", self._key("copy")).body == _BODY
+        except TransientError:
+            raise
+        except StoreError:
+            return False
+
+    def _ranges(self) -> bool:
+        reply = self._api.call("GET", self._key("plain"), headers={"Range": "bytes=1-2"})
+        return reply.status == 206 and reply.body == _BODY[1:3]
+
+    def _deletes_batches(self) -> bool:
+        import base64
+
+        self._put("batch")
+        body = s3_xml.delete_request([self._key("batch")])
+        digest = base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
+        try:
+            reply = self._api.call("POST", query={"delete": ""}, headers={"Content-MD5": digest}, body=body)
+            return not s3_xml.delete_failures(reply.body)
+        except TransientError:
+            raise
+        except StoreError:
+            return False
+
+    def _multipart(self, crc32c: bool) -> tuple[bool, str, bool]:
+        """Whether there are uploads, how CRCs of parts are kept, and whether completing can be
+        conditional."""
+        for mode in ("FULL_OBJECT", "COMPOSITE", "") if crc32c else ("",):
+            try:
+                self._upload("multipart", mode, {})
+            except TransientError:
+                raise
+            except StoreError:
+                continue
+            try:
+                self._upload("multipart", mode, {"If-None-Match": "*"})
+            except TransientError:
+                raise
+            except StoreError:
+                return True, mode, True
+            return True, mode, False
+        return False, "", False
+
+    def _upload(self, name: str, mode: str, conditions: dict[str, str]) -> None:
+        """One upload of one part."""
+        self._used.add(name)
+        key = self._key(name)
+        declared = {"x-amz-checksum-algorithm": "CRC32C", "x-amz-checksum-type": mode} if mode else {}
+        reply = self._api.call("POST", key, query={"uploads": ""}, headers=declared)
+        upload_id = s3_xml.parse(reply.body, "InitiateMultipartUploadResult", where=self._api.endpoint).text(
+            "UploadId"
+        )
+        try:
+            crc = _body_crc() if mode else ""
+            query = {"uploadId": upload_id, "partNumber": "1"}
+            sent = self._api.call("PUT", key, query=query, headers={_CRC: crc} if crc else {}, body=_BODY)
+            listed_crc = crc if mode == "COMPOSITE" else None
+            body = s3_xml.complete_request([(1, sent.headers.get("etag", "").strip('"'), listed_crc)])
+            headers = {**conditions, **({"x-amz-checksum-type": mode} if mode else {})}
+            done = self._api.call("POST", key, query={"uploadId": upload_id}, headers=headers, body=body)
+            s3_xml.parse(done.body, "CompleteMultipartUploadResult", where=self._api.endpoint)
+        except DatasyncError:
+            self._abort(key, upload_id)
+            raise
+        if self._api.call("GET", key).body != _BODY:
+            raise StoreError(f"{self._api.endpoint} stores other bytes than were uploaded")
+
+    def _abort(self, key: str, upload_id: str) -> None:
+        try:
+            self._api.call("DELETE", key, query={"uploadId": upload_id})
+        except DatasyncError as error:
+            _log.warning("an upload of %s was left behind: %s", self._api.what(key), error.message)
+
+
+def _body_crc() -> str:
+    from datasync.storage.s3 import encoded_crc
+    from shards.digests import crc32c
+
+    return encoded_crc(crc32c(_BODY))
+
+
+def _is_loopback(endpoint: str) -> bool:
+    host = endpoint.partition("://")[2].rpartition(":")[0] or endpoint.partition("://")[2]
+    return host in ("localhost", "[::1]") or host.startswith("127.")
+
+
+def _cache_file(endpoint: str) -> Path:
+    return cache_folder() / "abilities" / f"{hashlib.sha256(endpoint.encode()).hexdigest()[:16]}.json"
+
+
+def _cached(path: Path) -> Traits | None:
+    """What was found lately; a file that says something else is no cache."""
+    try:
+        found = json.loads(path.read_text())
+        fresh = found["format"] == _CACHE_FORMAT and 0 <= time.time() - found["probed"] < _CACHE_SECONDS
+        return Traits(**found["traits"]) if fresh else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _keep(path: Path, endpoint: str, traits: Traits) -> None:
+    document = {
+        "format": _CACHE_FORMAT,
+        "endpoint": endpoint,
+        "probed": time.time(),
+        "traits": dataclasses.asdict(traits),
+    }
+    temp = path.with_suffix(f".{uuid.uuid4().hex}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temp.write_text(json.dumps(document, indent=1))
+        temp.rename(path)
+    except OSError as error:
+        _log.info("the abilities of %s are not kept: %s", endpoint, error)
