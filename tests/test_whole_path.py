@@ -20,7 +20,7 @@ from tests.servers import S3Server
 
 
 class Clusters:
-    """A folder with a `datasync.toml` that names two buckets on two servers, and the command line run there."""
+    """A folder whose `datasync.toml` names two buckets on two servers, and the command line run there."""
 
     def __init__(self, folder: Path, a: S3Server, b: S3Server) -> None:
         self.folder = folder

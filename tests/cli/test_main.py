@@ -70,7 +70,7 @@ def test_a_misspelled_configuration_key_is_named_with_the_nearest_right_one(tmp_
 
 
 def test_help_answers_at_once() -> None:
-    """Under 0.3 s of CPU on the machine this was written for; the bound here leaves room for slow machines."""
+    """Meant to be under 0.3 s of CPU; this bound leaves room for slow machines."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert run("--help").returncode == 0
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -67,7 +67,7 @@ def test_first_fit_places_everything_once_and_never_overfills(lengths: list[int]
 
 def test_packed_rows_hold_the_same_targets_as_separate_ones() -> None:
     e = encoder()
-    samples = [{"caption": "x" * n, "__id__": str(n)} for n in (3, 30, 7, 12, 60, 1)]
+    samples = [{"caption": "x" * n, "sample_id": str(n)} for n in (3, 30, 7, 12, 60, 1)]
     packed, apart = Collate(e, 0, True).batch(samples), Collate(e, 0, False).batch(samples)
     assert packed.valid == apart.valid == sum(n + 1 for n in (3, 30, 7, 12, 60, 1))
     assert len(packed.tokens) < len(apart.tokens)
@@ -91,7 +91,7 @@ def test_places_of_images_point_at_their_placeholders() -> None:
 
 
 def test_a_step_is_cut_into_microbatches() -> None:
-    made = Collate(encoder(), 2, False)([{"caption": str(i), "__id__": str(i)} for i in range(5)])
+    made = Collate(encoder(), 2, False)([{"caption": str(i), "sample_id": str(i)} for i in range(5)])
     assert made["ids"] == list("01234")
     assert [batch.samples for batch in made["batches"]] == [2, 2, 1]
 
@@ -139,7 +139,7 @@ def test_media_that_cannot_fit_are_refused_at_once() -> None:
 
 
 def test_a_batch_goes_to_a_device_whole() -> None:
-    batch = Collate(encoder(), 0, True).batch([{"caption": "a", "image": png(), "__id__": "0"}])
+    batch = Collate(encoder(), 0, True).batch([{"caption": "a", "image": png(), "sample_id": "0"}])
     moved = batch.to(torch.device("cpu"))
     assert torch.equal(moved.tokens, batch.tokens)
     assert moved.valid == batch.valid
