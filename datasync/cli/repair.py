@@ -38,6 +38,7 @@ def repair(
     from datasync.ops.targets import destination, is_place, locate, split
     from datasync.replicate import Stop
     from datasync.replicate.control import stop_after, stop_on_signals
+    from datasync.replicate.limits import identity
     from datasync.replicate.repair import repair as fetch
     from shards.progress import format_bytes
 
@@ -57,7 +58,7 @@ def repair(
                 ]
             else:
                 replicas = [config.dataset_store(other, name) for other in config.clusters]
-            replicas = [replica for replica in replicas if replica.url != store.url]
+            replicas = [replica for replica in replicas if identity(replica) != identity(store)]
             result = fetch(store, replicas, name=name, stop=stop, quiet=quiet or json_output)
             left += len(result.left)
             documents.append(

@@ -33,7 +33,7 @@ class Receipt:
         objects (int): Data objects of this version.
         bytes (int): Their bytes.
         samples (int | None): Their samples, for a dataset.
-        source (dict): ``url``, and ``index``: the tag and size that the source's index had.
+        source (dict): ``url``, ``endpoint``, and ``index``: the tag and size that the source's index had.
         destination (str): URL of this place.
         index (dict | None): ``etag``, ``bytes`` and ``sha256`` of the index here; None for a tree.
         copied (dict): ``objects`` and ``bytes`` that this run moved.

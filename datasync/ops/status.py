@@ -17,6 +17,7 @@ from datasync.ops import receipts
 from datasync.ops.receipts import Receipt
 from datasync.replicate.catalog import tag_of
 from datasync.replicate.layout import INDEX
+from datasync.replicate.limits import identity
 from datasync.storage.base import ObjectInfo, Store
 
 if TYPE_CHECKING:
@@ -132,7 +133,9 @@ def _place(config: Config, name: str, cluster: str, head: tuple[Store, ObjectInf
     try:
         receipt = receipts.read(store)
         if receipt is None:
-            return _without_receipt(store, blank, is_home=head is not None and head[0].url == store.url)
+            return _without_receipt(
+                store, blank, is_home=head is not None and identity(head[0]) == identity(store)
+            )
         return _with_receipt(store, receipt, blank, head)
     except DatasyncError as error:
         return Place(dataset=name, cluster=cluster, url=store.url, state=UNKNOWN, error=error.message)
@@ -164,10 +167,12 @@ def _with_receipt(
         missing = _damaged_bytes(store, receipt)
     elif receipt.index is not None and _stat(store, INDEX) is None:
         state = DAMAGED
-    elif head is not None and head[0].url != store.url:
+    elif head is not None and identity(head[0]) != identity(store):
         info = head[1]
         tag = {"tag": tag_of(head[0], info), "bytes": info.bytes}
-        if receipt.source["url"] != head[0].url or receipt.source["index"] != tag:
+        if (receipt.source["endpoint"], receipt.source["url"]) != identity(head[0]) or receipt.source[
+            "index"
+        ] != tag:
             newer, missing = _missing_bytes(head[0], store, receipt)
             state = OUTDATED if newer else WHOLE
     return _with(

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from datasync.errors import NotFoundError, UsageError
+from datasync.replicate.limits import identity
 from datasync.storage.base import Store
 
 if TYPE_CHECKING:
@@ -101,14 +102,14 @@ def _target(
         cluster, store = find_source(config, spec, source, avoid=[place.partition(":")[0] for place in to])
     destinations = {place: destination(config, place, name) for place in to}
     known = config.datasets.get(name)
-    taken = {store.url, *(place.url for place in destinations.values())}
+    taken = {identity(store), *(identity(place) for place in destinations.values())}
     others = [config.dataset_store(other, name) for other in config.clusters if other != cluster]
     return Target(
         name=name,
         source=store,
         cluster=cluster,
         to=destinations,
-        fallbacks=tuple(other for other in others if other.url not in taken),
+        fallbacks=tuple(other for other in others if identity(other) not in taken),
         require_signature=known.require_signature if known else None,
     )
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from datasync.errors import FormatError, NotFoundError, StoreError, UsageError
 from datasync.ops.receipts import Receipt
 from datasync.replicate.layout import INDEX, check_data_key, is_internal, origin_key
+from datasync.replicate.limits import identity
 from datasync.replicate.plan import schema
 from datasync.replicate.retry import retrying
 from datasync.storage.base import ObjectInfo, Store
@@ -286,7 +287,11 @@ def learn(catalog: Catalog, place: Store, receipt: Receipt | None) -> None:
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-    if catalog.kind == DATASET or receipt is None or receipt.source.get("url") != catalog.store.url:
+    if (
+        catalog.kind == DATASET
+        or receipt is None
+        or (receipt.source["endpoint"], receipt.source["url"]) != identity(catalog.store)
+    ):
         return
     try:
         raw = retrying(lambda: place.read(origin_key(receipt.version)))

@@ -30,6 +30,7 @@ from datasync.replicate.journal import Begun, Journal
 from datasync.replicate.lane import Lane
 from datasync.replicate.layout import INDEX, adopted_key, damage_key, is_internal, manifest_key, origin_key
 from datasync.replicate.lease import TTL_SECONDS, Lease
+from datasync.replicate.limits import endpoint_of
 from datasync.replicate.plan import Plan, compare, conflicts, in_place, items
 from datasync.replicate.retry import RETRY_SECONDS, retrying
 from datasync.storage.base import ObjectInfo, Store
@@ -388,7 +389,7 @@ def _receipt(
         objects=catalog.table.num_rows,
         bytes=catalog.total_bytes,
         samples=catalog.samples,
-        source={"url": catalog.store.url, "index": source_index},
+        source={"url": catalog.store.url, "endpoint": endpoint_of(catalog.store), "index": source_index},
         destination=destination.store.url,
         index=index_here,
         copied={"objects": tally.copied, "bytes": tally.copied_bytes},

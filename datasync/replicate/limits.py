@@ -125,8 +125,13 @@ def concurrency_of(store: Store) -> Concurrency:
 
 def endpoint_of(store: Store) -> str:
     """What limits a store: its server, or for folders the host."""
-    endpoint = getattr(store, "endpoint", None)
+    endpoint = getattr(getattr(store, "store", store), "endpoint", None)
     if isinstance(endpoint, str) and endpoint:
         return endpoint
     parts = urlsplit(store.url)
     return f"{parts.scheme}://{parts.netloc}" if "://" in store.url else "file://"
+
+
+def identity(store: Store) -> tuple[str, str]:
+    """What tells two places apart: buckets of one name may be at two servers."""
+    return endpoint_of(store), store.url

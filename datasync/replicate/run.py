@@ -32,6 +32,7 @@ from datasync.replicate.destination import (
 from datasync.replicate.lane import Lane, Tally
 from datasync.replicate.layout import INDEX
 from datasync.replicate.lease import TTL_SECONDS
+from datasync.replicate.limits import identity
 from datasync.replicate.plan import Item, compare, items
 from datasync.replicate.retry import RETRY_SECONDS, retrying
 from datasync.replicate.transfer import Mover
@@ -173,7 +174,7 @@ def replicate(
         for place, store in to.items()
     }
     for place, store in to.items():
-        if store.url == source.url:
+        if identity(store) == identity(source):
             raise UsageError(f"{name}: {place} is the source itself", mend="name another destination")
     pending = dict(to)
     if not options.as_tree:
@@ -202,7 +203,7 @@ def unchanged(source: Store, to: Mapping[str, Store]) -> dict[str, Receipt]:
                 receipt is None
                 or not receipt.whole
                 or receipt.index is None
-                or receipt.source["url"] != source.url
+                or (receipt.source["endpoint"], receipt.source["url"]) != identity(source)
             ):
                 continue
             if receipt.source["index"] != {"tag": tag, "bytes": info.bytes}:
