@@ -4,14 +4,14 @@
                                                   │                       ▲
                                                   └── finished ones are passed over
 
-Everything before the engine is a function of the input and the options. A job that is killed at any instant and
-run again goes on behind its last finished task and ends with the same bytes (invariants 3 and 9).
+Everything before the engine is a function of the input and the options. A job that is killed at any instant
+and run again goes on behind its last finished task and ends with the same bytes (invariants 3 and 9).
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
+import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ from shards.options import ConvertOptions
 from shards.plan import Job, job_name
 from shards.progress import Progress
 from shards.sink import LocalSink, Sink
-from shards.sources import FileList, Task
+from shards.sources import Task
 from shards.task import QUARANTINE
 
 _log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ def convert(
     asked = ConvertOptions(**options)
     found = find(source, asked, storage_options=storage_options)
     sink = LocalSink(out) if isinstance(out, str | Path) else out
-    refuse_nesting(found.files, sink)
+    refuse_nesting([source] if isinstance(source, str | Path) else source, sink)
     run = _Run(found, asked, sink)
     finished = run.finished()
     if finished is not None:
@@ -145,13 +145,13 @@ def merge(out: str | Path | Sink) -> ConvertResult:
     return replace(result, seconds=time.monotonic() - started)
 
 
-def refuse_nesting(files: FileList, sink: Sink) -> None:
+def refuse_nesting(sources: Sequence[str | Path], sink: Sink) -> None:
     """Refuse a destination inside the source: the next run would take its shards for corpus."""
-    if not files.remote and f"{sink.url}/".startswith(f"{files.root}/"):
-        names = (Path(files.root) / name for name in itertools.islice(files.names, 1))
-        if sink.url == files.root or not all(name.is_relative_to(sink.url) for name in names):
+    for source in sources:
+        folder = os.path.abspath(source)
+        if os.path.isdir(folder) and f"{sink.url}/".startswith(f"{folder}/"):
             raise UsageError(
-                f"the destination {sink.url} lies inside the source {files.root}",
+                f"the destination {sink.url} lies inside the source {folder}",
                 mend="choose a folder beside it",
             )
 
@@ -171,7 +171,7 @@ class _Run:
         self._name = name
 
     def finished(self) -> ConvertResult | None:
-        """The result of the earlier run that did all this, if there was one and its dataset is still there."""
+        """The result of the run that did all this, if there was one and its dataset is still there."""
         done = self._journal.done()
         if done is None:
             return None
@@ -270,7 +270,7 @@ class _Run:
         return description
 
     def _check_destination(self) -> None:
-        """Refuse to publish over a dataset that was made from something else, and to append what does not fit."""
+        """Refuse to publish over a dataset made from something else, and to append what does not fit."""
         for split, before in self._before.items():
             where = f"{self._sink.url}/{split}".rstrip("/")
             if before.index is None:
@@ -283,7 +283,7 @@ class _Run:
                 there, ours = before.index.columns, self._found.schema.encodings
                 if there != ours:
                     raise UsageError(
-                        f"the dataset at {where} has the columns {_list(there)}, the source has {_list(ours)}",
+                        f"the dataset at {where} has {_list(there)}, the source has {_list(ours)}",
                         mend="choose with --columns, --select and --rename until they are the same",
                     )
             elif not self._options.overwrite and not self._made_from_this():
@@ -305,7 +305,7 @@ class _Run:
         for before in self._before.values():
             for shard in before.index.shards if before.index is not None else ():
                 match = re.match(r"shards/(\d+)-", shard.stored.basename)
-                highest = max(highest, int(match[1]) if match else len(before.index.shards))  # type: ignore[union-attr]
+                highest = max(highest, int(match[1]) if match else 0)
         return highest + 1
 
     def _usable_records(self) -> dict[int, dict[str, Any]]:
@@ -356,7 +356,7 @@ class _Run:
         return replace(result, ran=self._ran)
 
     def _sweep(self) -> None:
-        """Remove the journals of unfinished jobs from the same source, and shards of theirs that nothing names."""
+        """Remove journals of unfinished jobs from this source, and shards of theirs that nothing names."""
         kept: set[str] = set()
         for split in self._splits:
             index = commit.current(self._sink, _prefix(split)).index

@@ -1,8 +1,8 @@
-"""Where tasks run: in this process, in worker processes, on a Ray cluster. The task code and the bytes are the same.
+"""Where tasks run: in this process, in worker processes, on a Ray cluster; the same code, the same bytes.
 
 An engine takes numbered tasks, runs each, and calls `on_record` with its record as soon as it is finished. A
 task whose process died, or whose store did not answer, is tried again, three times in all; then the job fails
-with that error. An error of the data or of the user ends the job at once. Whatever ends it, no worker is left.
+with that error. An error of the data or the user ends the job at once. Whatever ends it, no worker is left.
 """
 
 from __future__ import annotations
@@ -140,11 +140,32 @@ class _Pool:
 
 def _again(error: BaseException, number: int, tries: int) -> bool:
     """Whether a failed task is worth another try; says so in the log."""
-    passing = isinstance(error, TransientError) or (isinstance(error, OSError) and error.errno is not None)
-    if not passing or tries >= TRIES:
+    if not _passing(error):
         return False
+    if tries >= TRIES:
+        if isinstance(error, DatasyncError):
+            return False
+        raise DatasyncError(
+            f"task {number} failed {TRIES} times: {type(error).__name__}: {error}",
+            mend="check that the source and the destination can be reached and have space, then run again",
+        ) from error
     _log.warning("task %d: %s; trying it again", number, error)
     return True
+
+
+def _passing(error: BaseException) -> bool:
+    """Whether an error is of a store or a device that may answer the next time."""
+    if isinstance(error, TransientError):
+        return True
+    if isinstance(error, DatasyncError):
+        return False
+    of_a_client = type(error).__module__.partition(".")[0] in (
+        "botocore",
+        "aiobotocore",
+        "aiohttp",
+        "asyncio",
+    )
+    return of_a_client or (isinstance(error, OSError) and error.errno is not None)
 
 
 def _pause(tries: int) -> float:

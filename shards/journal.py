@@ -5,8 +5,8 @@
     _datasync/jobs/<job>/done.json            the index is published; the records of tasks go
 
 A job is named by a digest of its input and its options: another input or other options are another job, and
-the records of one cannot be taken for those of the other. A record is written when the shards that it names are
-stored, in one write, so a task is finished or it never was (invariant 9).
+the records of one cannot be taken for those of the other. A record is written when the shards that it names
+are stored, in one write, so a task is finished or it never was (invariant 9).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a job is, and the name that follows from it.
 
-A job's name is a digest of everything that decides its bytes: the input files as they were listed, the options,
-the columns, the code of a transform. Nothing of the machine, the engine or the number of workers is in it.
+A job's name is a digest of everything that decides its bytes: the input files as they were listed, the
+options, the columns, the code of a transform. Nothing of the machine, the engine or the workers is in it.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class Rows:
         try:
             made = self._transform(dict(row.values))
             several = [] if made is None else [made] if isinstance(made, Mapping) else list(made)
-        except Exception as error:  # whatever the user's code raises
+        except Exception as error:  # noqa: BLE001  whatever the user's code raises makes the row bad
             yield _bad(f"the transform raised {type(error).__name__}: {error}", row)
             return
         for number, values in enumerate(several):
@@ -334,7 +334,7 @@ def _value(value: Any, column: Column) -> Any:
 
 
 def json_safe(value: Any) -> Any:
-    """`value` with what JSON has no word for as text: dates in ISO 8601, decimals as digits, bytes in base64."""
+    """`value` with what JSON lacks as text: dates in ISO 8601, decimals as digits, bytes in base64."""
     if value is None or isinstance(value, str | int | float | bool):
         return value
     if isinstance(value, Mapping):

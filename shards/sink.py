@@ -6,6 +6,7 @@ pickles, and an object under its key is always complete (invariant 2).
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import uuid
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 from shards.errors import ConflictError, NotFoundError, StoreError, UsageError
 
@@ -130,12 +131,11 @@ class LocalSink:
         path = self.root / key
         temporary = self.root / _TEMPORARY / f"{os.getpid()}-{uuid.uuid4().hex}"
         try:
-            temporary.parent.mkdir(parents=True, exist_ok=True)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with open(temporary, "xb") as file:
+            with _create(temporary) as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
+            path.parent.mkdir(parents=True, exist_ok=True)
             self._place(temporary, path, key, if_absent, if_match)
             _sync(path.parent)
             return self.stat(key)
@@ -168,6 +168,17 @@ class LocalSink:
         for folder in folders:
             while folder != self.root and self.root in folder.parents and _remove_empty(folder):
                 folder = folder.parent
+
+
+def _create(path: Path) -> IO[bytes]:
+    """Make a file and its folder, which another process may be removing, since it was empty."""
+    for _ in range(100):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return open(path, "xb")
+        except (FileNotFoundError, FileExistsError):
+            continue
+    raise FileNotFoundError(errno.ENOENT, "the folder is removed again and again")
 
 
 def _etag(status: os.stat_result) -> str:

@@ -3,8 +3,8 @@
     source.read(payload) ──► Rows ──► one ShardBuilder a split ──► sink      record: entries of the shards
                                  └──► quarantine (bad rows)        ──► sink
 
-The same everywhere: in this process, in a worker, on a Ray node. What it writes depends on the job and the task
-alone (invariant 3).
+The same everywhere: in this process, in a worker, on a Ray node. What it writes depends on the job and the
+task alone (invariant 3).
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ class _Output:
             self.entries.append({"shard": shard.info.to_dict(), "crc32c": checksum})
 
     def _stored(self, key: str, size: int) -> bool:
-        """Whether an earlier try, or another task with the same rows, has stored it: its name is its content."""
+        """Whether an earlier try, or a task with the same rows, has stored it: its name is its content."""
         try:
             return self._sink.stat(key).bytes == size
         except NotFoundError:

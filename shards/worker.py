@@ -3,8 +3,8 @@
     to the worker      ("job", Job) once, then ("task", number, Task) each time, None to end
     from the worker    ("rows", number, count), then ("done", number, record) or ("failed", number, error)
 
-It is a fresh interpreter and not a fork, so that threads, locks and clients of the parent cannot follow it, and
-the user's main program is not run again. It ends when its parent does, however that ends.
+It is a fresh interpreter and not a fork, so that threads, locks and clients of the parent cannot follow it,
+and the user's main program is not run again. It ends when its parent does, however that ends.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -66,14 +67,16 @@ def main(task_handle: int, life_handle: int) -> None:
             job = message[1]
             continue
         _, number, task = message
+        assert job is not None
         try:
-            assert job is not None
-            record = run_task(
-                job, number, task, lambda rows, number=number: connection.send(("rows", number, rows))
-            )  # type: ignore[misc]
+            record = run_task(job, number, task, partial(_report, connection, number))
             connection.send(("done", number, record))
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  the parent raises it
             connection.send(("failed", number, _portable(error)))
+
+
+def _report(connection: Connection, number: int, rows: int) -> None:
+    connection.send(("rows", number, rows))
 
 
 def _receive(connection: Connection) -> Any:
@@ -94,7 +97,7 @@ def _portable(error: BaseException) -> BaseException:
         return error
     try:
         pickle.loads(pickle.dumps(error))
-    except Exception:  # any error class may fail to pickle in its own way
+    except Exception:  # noqa: BLE001  any error class may fail to pickle in its own way
         error = RuntimeError(f"{type(error).__name__}: {error}")
     error.add_note("".join(traceback.format_exception(error)))
     return error

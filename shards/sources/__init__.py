@@ -1,7 +1,7 @@
 """Kinds of corpora, by name, and finding out which kind a corpus is.
 
-Each kind is one module with one class (see `shards.sources.base`), imported when it is used. Other packages add
-kinds by the entry point group `datasync.sources`, name = class.
+Each kind is one module with one class (see `shards.sources.base`), imported when it is used. Other packages
+add kinds by the entry point group `datasync.sources`, name = class.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 
 GROUP = "datasync.sources"
 
-# In the order in which they are asked: those that know their corpus by a marker before those that go by extension.
+# In the order in which they are asked: those that know a marker before those that go by extension.
 _BUILT_IN = {
     "images": "shards.sources.mediafolder:ImageFolder",
     "audio": "shards.sources.mediafolder:AudioFolder",

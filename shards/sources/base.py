@@ -154,7 +154,7 @@ class Source(ABC):
         """The rows of one task, in a fixed order."""
 
     def peek(self, payload: Any) -> Iterator[Item]:
-        """The rows of one task for finding out columns; a source may leave out what costs time. Default: `read`."""
+        """The rows of one task, for finding out columns; may leave out what costs time. Default: `read`."""
         return self.read(payload)
 
     def columns(self) -> pa.Schema | None:

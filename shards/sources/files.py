@@ -16,12 +16,13 @@ import stat as modes
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from shards.errors import UsageError
+from shards.errors import DatasyncError, UsageError
 from shards.sources.base import changed, content_error
 
 _COMPRESSED = (".gz", ".bz2", ".zst", ".zstd", ".xz")
@@ -253,7 +254,7 @@ def _list_local(sources: Sequence[str]) -> tuple[Found, list[str]]:
 
 def _walk(folder: str, found: Found, left_out: dict[str, int], above: frozenset[tuple[int, int]]) -> None:
     """Add the files below `folder`; `above` identifies the folders that it lies in, and itself."""
-    with os.scandir(folder) as entries:
+    with _scan(folder) as entries:
         for entry in entries:
             if hidden(entry.name):
                 _count(left_out, "hidden files and markers")
@@ -271,6 +272,15 @@ def _walk(folder: str, found: Found, left_out: dict[str, int], above: frozenset[
                 _count(left_out, "links to a folder above them")
             else:
                 _walk(entry.path, found, left_out, above | {identity})
+
+
+def _scan(folder: str) -> AbstractContextManager[Iterator[os.DirEntry[str]]]:
+    try:
+        return os.scandir(folder)
+    except OSError as error:
+        raise DatasyncError(
+            f"cannot list {folder}: {error.strerror}", mend="check its permissions"
+        ) from error
 
 
 def _add(path: str, found: Found, left_out: dict[str, int], entry: os.DirEntry[str] | None = None) -> None:
@@ -334,9 +344,10 @@ def _list_remote(sources: Sequence[str], options: Mapping[str, Any]) -> tuple[Fo
             raise UsageError(
                 f"there is no {source}", mend="check the URL and the cluster it names"
             ) from error
-        except PermissionError as error:
-            raise UsageError(
-                f"not allowed to read {source}: {error}", mend="check the credentials"
+        except Exception as error:  # each store has its own classes
+            raise DatasyncError(
+                f"cannot list {source}: {type(error).__name__}: {error}",
+                mend="check the URL, the endpoint and the credentials",
             ) from error
         for name, info in infos:
             found.append((f"{scheme}://{name.lstrip('/')}", int(info["size"] or 0), _remote_version(info)))
