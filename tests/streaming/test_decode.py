@@ -1,0 +1,239 @@
+"""Decoding of media columns: real files, real damage, threads."""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import pickle
+import threading
+from pathlib import Path
+
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+
+from datasync.errors import FormatError, UsageError
+from datasync.streaming.clips import decode_audio, decode_video
+from datasync.streaming.decode import Audio, Decoder, Image, Video, decode_image, pin
+from datasync.streaming.stats import Stats
+from shards.media import MediaError
+
+
+def jpeg(width: int = 40, height: int = 30, mode: str = "RGB") -> bytes:
+    out = io.BytesIO()
+    x = np.linspace(0, 255, width * height * 3).reshape(height, width, 3).astype(np.uint8)
+    PIL.Image.fromarray(x).convert(mode).save(out, "JPEG")
+    return out.getvalue()
+
+
+@pytest.fixture
+def photo(corpora: Path) -> bytes:
+    return (corpora / "images/skimage/rocket.jpg").read_bytes()
+
+
+def test_a_photograph_is_the_same_in_every_form(photo: bytes) -> None:
+    image = decode_image(photo, to="pil")
+    array = decode_image(photo, to="numpy")
+    tensor = decode_image(photo, to="tensor")
+    height, width = 427, 640
+    assert image.size == (width, height)
+    assert array.shape == (height, width, 3)
+    assert tensor.shape == (3, height, width)
+    assert tensor.dtype == torch.uint8
+    assert (np.array(image) == array).all()
+    # Two builds of libjpeg-turbo may round a value up or down.
+    assert np.abs(tensor.permute(1, 2, 0).numpy().astype(int) - array).max() <= 2
+
+
+def test_an_image_that_pillow_opened_and_did_not_decode_is_as_good_as_its_bytes(photo: bytes) -> None:
+    lazy = PIL.Image.open(io.BytesIO(photo))
+    assert (decode_image(lazy, to="tensor") == decode_image(photo, to="tensor")).all()
+    drawn = PIL.Image.open(io.BytesIO(photo))
+    drawn.load()
+    drawn.paste((255, 0, 0), (0, 0, 10, 10))
+    assert decode_image(drawn, to="tensor")[:, 0, 0].tolist() == [255, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "name", ["cmyk_pytorch.jpg", "gray_pytorch.jpg", "palette_pytorch.png", "rgb_pytorch16.png"]
+)
+@pytest.mark.parametrize(("mode", "channels"), [("RGB", 3), ("L", 1), ("RGBA", 4)])
+def test_every_pixel_mode_becomes_the_one_that_was_asked_for(
+    corpora: Path, name: str, mode: str, channels: int
+) -> None:
+    data = (corpora / "images/torchvision_modes" / name).read_bytes()
+    assert decode_image(data, to="tensor", mode=mode).shape[0] == channels
+    assert decode_image(data, to="pil", mode=mode).mode == mode
+
+
+def test_a_batch_keeps_its_order_and_its_other_columns() -> None:
+    samples = [{"image": jpeg(width=10 + i), "label": i} for i in range(40)]
+    for threads in (1, 2, 5):
+        decoded = Decoder({"image": "tensor"}, threads=threads)(samples)
+        assert [(s["image"].shape[2], s["label"]) for s in decoded] == [(10 + i, i) for i in range(40)]
+    assert isinstance(samples[0]["image"], bytes)
+    assert Decoder({"image": "tensor"})([]) == []
+
+
+def test_several_threads_take_part() -> None:
+    seen = set()
+    barrier = threading.Barrier(2, timeout=20)
+
+    def transform(sample: dict) -> dict:
+        seen.add(threading.get_ident())
+        if len(seen) < 2 or sample["label"] < 2:
+            barrier.wait()
+        return sample
+
+    Decoder({"image": "pil"}, threads=2, transform=transform)(
+        [{"image": jpeg(), "label": i} for i in range(2)]
+    )
+    assert len(seen) == 2
+
+
+def test_transform_and_collate_are_applied_in_turn() -> None:
+    decoder = Decoder(
+        {"image": Image(to="numpy", mode="L")},
+        transform=lambda sample: sample["image"].mean(),
+        collate=lambda values: np.array(values),
+    )
+    batch = decoder([{"image": jpeg()}] * 3)
+    assert batch.shape == (3,)
+
+
+def test_a_damaged_image_names_its_column_and_place() -> None:
+    good = jpeg()
+    for bad in (b"", b"no image", good[:60], b"\xff\xd8" + b"\0" * 100):
+        with pytest.raises(FormatError, match=r"'image' of sample 2 "):
+            Decoder({"image": "tensor"})([{"image": good}, {"image": good}, {"image": bad}])
+
+
+def test_a_missing_column_and_a_wrong_form_are_refused() -> None:
+    with pytest.raises(UsageError, match="no column 'picture'"):
+        Decoder({"picture": "tensor"})([{"image": jpeg()}])
+    for make in (lambda: Image(to="array"), lambda: Image(mode="XYZ"), lambda: Audio(to="pil")):
+        with pytest.raises(UsageError):
+            make()
+    for make in (lambda: Audio(span=(2.0, 1.0)), lambda: Video(every=0), lambda: Decoder({}, threads=0)):
+        with pytest.raises(UsageError):
+            make()
+
+
+def test_an_image_bomb_is_refused_before_it_is_decoded() -> None:
+    out = io.BytesIO()
+    PIL.Image.new("1", (20_000, 20_000)).save(out, "PNG")
+    with pytest.raises(MediaError, match="pixels"):
+        decode_image(out.getvalue(), to="numpy")
+    huge = bytearray(jpeg())
+    at = huge.index(b"\xff\xc0")
+    huge[at + 5 : at + 9] = b"\xff\xff\xff\xff"
+    with pytest.raises(MediaError, match="pixels"):
+        decode_image(bytes(huge), to="tensor")
+
+
+def test_decoding_is_counted() -> None:
+    stats = Stats()
+    Decoder({"image": "tensor"}, stats=stats)([{"image": jpeg()}] * 10)
+    assert stats.total()["decoded"] == 10
+    assert stats.total()["decode_seconds"] > 0
+
+
+def _decode_in_child(decoder: Decoder, out) -> None:
+    out.put([tuple(sample["image"].shape) for sample in decoder([{"image": jpeg()}] * 4)])
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_decoder_with_running_threads_works_in_a_child(method: str) -> None:
+    context = multiprocessing.get_context(method)
+    decoder = Decoder({"image": Image(to="numpy")}, threads=3)
+    decoder([{"image": jpeg()}] * 4)
+    out = context.Queue()
+    child = context.Process(target=_decode_in_child, args=(decoder, out))
+    child.start()
+    assert out.get(timeout=60) == [(30, 40, 3)] * 4
+    child.join()
+    decoder.close()
+    assert len(pickle.loads(pickle.dumps(decoder))([{"image": jpeg()}])) == 1
+
+
+def test_a_clip_of_speech_is_the_same_part_of_the_whole(corpora: Path) -> None:
+    data = next((corpora / "audio/speech").rglob("*.wav")).read_bytes()
+    whole = decode_audio(data)
+    part = decode_audio(data, start=0.25, stop=0.5)
+    rate = int(whole.rate)
+    assert whole.values.dtype == np.float32
+    assert (part.values == whole.values[:, rate // 4 : rate // 2]).all()
+    assert part.times.tolist() == [0.25]
+    assert decode_audio(data, start=10_000.0).values.shape[1] == 0
+
+
+def test_every_audio_format_gives_the_same_second(corpora: Path) -> None:
+    files = sorted(path for path in (corpora / "audio/formats").iterdir() if path.suffix != ".jsonl")
+    clips = {
+        path.name: decode_audio(path.read_bytes(), start=1.0, stop=2.0)
+        for path in files
+        if path.suffix in (".wav", ".mp3", ".ogg", ".opus", ".aac", ".flac", ".m4a")
+        and not path.name.startswith("short")
+    }
+    assert len(clips) >= 4
+    for name, clip in clips.items():
+        seconds = clip.values.shape[1] / clip.rate
+        assert 0.9 < seconds <= 1.001, name
+        assert abs(clip.times[0] - 1.0) < 0.05, name
+        assert float(np.abs(clip.values).max()) > 0.01, name
+
+
+def test_a_clip_of_video_is_the_same_part_of_the_whole(corpora: Path) -> None:
+    for path in sorted((corpora / "video/formats").iterdir()):
+        if path.suffix not in (".mp4", ".webm", ".mkv", ".ogv"):
+            continue
+        data = path.read_bytes()
+        whole = decode_video(data)
+        middle = float(whole.times[len(whole.times) // 2])
+        part = decode_video(data, start=middle, stop=middle + 0.5)
+        inside = (whole.times >= middle - 1e-6) & (whole.times < middle + 0.5)
+        assert part.times.tolist() == whole.times[inside].tolist(), path.name
+        assert (part.values == whole.values[inside]).all(), path.name
+        assert len(decode_video(data, every=3).times) == -(-len(whole.times) // 3)
+        break
+    else:
+        pytest.fail("no video in the corpora")
+
+
+def test_clips_become_tensors_with_channels_first(corpora: Path) -> None:
+    video = sorted((corpora / "video/formats").glob("*.mp4"))[0].read_bytes()
+    sound = next((corpora / "audio/speech").rglob("*.wav")).read_bytes()
+    decoder = Decoder(
+        {"video": Video(span=(0.0, 0.2)), "sound": Audio(span=lambda sample: (0.0, sample["stop"]))}
+    )
+    (sample,) = decoder([{"video": video, "sound": sound, "stop": 0.1}])
+    assert sample["video"].values.shape[1] == 3
+    assert sample["sound"].values.shape[1] == round(0.1 * sample["sound"].rate)
+
+
+def test_what_is_no_media_is_refused(corpora: Path) -> None:
+    for decode in (decode_audio, decode_video):
+        for data in (b"", b"nothing of the kind", b"RIFF\xff\xff\xff\xffWAVE"):
+            with pytest.raises(MediaError):
+                decode(data)
+    sound = next((corpora / "audio/speech").rglob("*.wav")).read_bytes()
+    with pytest.raises(MediaError, match="no video"):
+        decode_video(sound)
+
+
+def test_a_clip_that_would_be_too_large_is_refused(corpora: Path, monkeypatch) -> None:
+    from datasync.streaming import clips
+
+    monkeypatch.setattr(clips, "MOST_BYTES", 1000)
+    with pytest.raises(MediaError, match="shorter range"):
+        decode_audio(next((corpora / "audio/speech").rglob("*.wav")).read_bytes())
+    with pytest.raises(MediaError, match="shorter range"):
+        decode_video(sorted((corpora / "video/formats").glob("*.mp4"))[0].read_bytes())
+
+
+def test_pinning_without_a_gpu_changes_nothing() -> None:
+    batch = {"a": torch.zeros(2), "b": [torch.ones(1), "text"]}
+    pinned = pin(batch)
+    assert pinned["a"].tolist() == [0, 0]
+    assert pinned["b"][1] == "text"
