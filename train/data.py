@@ -10,6 +10,7 @@ The place is a count of batches drawn and the stream's own few numbers: going to
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import time
 from collections.abc import Iterator, Mapping
@@ -24,7 +25,7 @@ from train.documents import Batch, Collate, Encoder
 from train.signals import ignore_in_worker
 
 if TYPE_CHECKING:
-    from datasync import StreamingDataset
+    from datasync.streaming.dataset import StreamingDataset
 
 log = logging.getLogger("train")
 
@@ -81,7 +82,7 @@ class Feed:
     """
 
     def __init__(self, config: Config, team: Team, encoder: Encoder, share: int, micro: int) -> None:
-        from datasync import StreamingDataLoader
+        from datasync.streaming.loader import StreamingDataLoader
 
         self.number = 0
         self.skipped: set[int] = set()
@@ -93,7 +94,6 @@ class Feed:
             collate_fn=Collate(encoder, micro, config.data.pack),
             pin_memory=team.device.type == "cuda",
             worker_init_fn=ignore_in_worker,
-            drop_last=config.data.uneven == "drop",
         )
         self._batches: Iterator[dict[str, Any]] | None = None
         self._epoch = 0
@@ -141,12 +141,13 @@ class Feed:
 
     def describe(self) -> list[dict[str, Any]]:
         """What each dataset is: for the run folder."""
-        return [describe(stream) for stream in self.dataset.streams]
+        return describe(self.dataset)
 
 
 def open_dataset(config: Config, share: int) -> StreamingDataset:
     """The training stream that the config names."""
-    from datasync import Stream, StreamingDataset
+    from datasync.streaming.dataset import StreamingDataset
+    from datasync.streaming.stream import Stream
 
     data = config.data
     options: dict[str, Any] = {
@@ -154,6 +155,8 @@ def open_dataset(config: Config, share: int) -> StreamingDataset:
         "shuffle": data.shuffle,
         "shuffle_seed": config.run.seed,
         "cache_limit": data.cache_limit or None,
+        "tail": data.uneven,
+        "sample_ids": True,
     }
     sources = data.streams or (StreamConfig(remote=data.remote, split=data.split),)
     streams = [
@@ -170,12 +173,13 @@ def open_dataset(config: Config, share: int) -> StreamingDataset:
 
 def open_fixed(config: Config) -> StreamingDataset:
     """The samples of `eval`, in their own order."""
-    from datasync import Stream, StreamingDataset
+    from datasync.streaming.dataset import StreamingDataset
+    from datasync.streaming.stream import Stream
 
     remote = config.eval.remote or config.data.remote
     split = config.eval.split or (config.data.split if not config.eval.remote else "")
     stream = Stream(remote=remote, local=str(cache_folder(config, remote)), split=split or None)
-    return StreamingDataset(streams=[stream], shuffle=False, batch_size=1)
+    return StreamingDataset(streams=[stream], shuffle=False, batch_size=1, sample_ids=True)
 
 
 def cache_folder(config: Config, remote: str) -> Path:
@@ -184,6 +188,25 @@ def cache_folder(config: Config, remote: str) -> Path:
     return root / hashlib.sha256(remote.encode()).hexdigest()[:12]
 
 
-def describe(stream: Any) -> dict[str, Any]:
-    """Where a stream reads, and what."""
-    return {"remote": str(stream.remote), "local": str(stream.local), "split": stream.split}
+def describe(dataset: StreamingDataset) -> list[dict[str, Any]]:
+    """Each stream's place, version, fingerprint and number of samples."""
+    out = []
+    for first, samples in zip(dataset.sample_offset_per_stream, dataset.samples_per_stream, strict=True):
+        found = dataset.where(int(first))
+        kept = {key: found[key] for key in ("dataset", "version", "fingerprint")}
+        out.append({**kept, "samples": int(samples)})
+    return out
+
+
+def receipts(dataset: StreamingDataset) -> list[Any]:
+    """The receipt of each stream's version at the store it is read from; None where there is none."""
+    from datasync.errors import StoreError
+
+    out: list[Any] = []
+    for stream, described in zip(dataset.streams, describe(dataset), strict=True):
+        try:
+            store, *_ = stream.replicas()
+            out.append(json.loads(store.read(f"_datasync/receipts/{described['version']}.json")))
+        except (StoreError, ValueError):
+            out.append(None)
+    return out

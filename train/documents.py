@@ -193,7 +193,7 @@ class Collate:
 
     def batch(self, samples: Sequence[Mapping[str, Any]]) -> Batch:
         """One forward pass over these samples."""
-        names = [str(sample.get("__id__", "")) for sample in samples]
+        names = [str(sample.get("sample_id", "")) for sample in samples]
         pieces = [
             piece
             for sample, name in zip(samples, names, strict=True)

@@ -23,7 +23,7 @@ from torch import Tensor
 from shards.errors import DatasyncError
 from train.checkpoint import Checkpoints, weights_digest
 from train.config import Config
-from train.data import Feed, Share
+from train.data import Feed, Share, receipts
 from train.distributed import Team
 from train.documents import Encoder
 from train.evaluate import Evaluation
@@ -239,7 +239,8 @@ class Trainer:
 
     def _begin(self) -> Metrics:
         c, place = self.config, self.step
-        self.folder.write("data.json", self.feed.describe())
+        described = zip(self.feed.describe(), receipts(self.feed.dataset), strict=True)
+        self.folder.write("data.json", [{**entry, "receipt": receipt} for entry, receipt in described])
         self.folder.begin(
             step=place, world=self.team.world, setup_s=time.perf_counter() - self.started, **environment()
         )
