@@ -375,6 +375,9 @@ class FsspecStore:
         except (DatasyncError, FileExistsError):
             raise
         except FileNotFoundError as error:
+            # Over HTTP, fsspec calls every failure to look a file up "not found": also a server that is down.
+            if isinstance(error.__cause__, Exception) and not isinstance(error.__cause__, FileNotFoundError):
+                raise _by_status(error.__cause__, f"{self._url}/{key}") from error
             raise NotFoundError(f"no object {key} at {self._url}", mend="check the name") from error
         except PermissionError as error:
             raise DeniedError(
