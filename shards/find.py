@@ -24,6 +24,7 @@ from shards.sources import Bad, FileList, Row, Source, Table, detect, list_files
 
 _SAMPLE_BYTES = 64 << 20
 _SAMPLE_ROWS = 200_000
+_SAMPLE_TRANSFORMED = 2_000  # a transform may be slow
 _SAMPLE_TASKS = 16
 
 
@@ -161,11 +162,12 @@ def _look(
     else:
         chosen = {count * part // _SAMPLE_TASKS for part in range(_SAMPLE_TASKS)}
     rows = Rows(Schema(()), options)
+    most = _SAMPLE_ROWS if options.transform is None else _SAMPLE_TRANSFORMED
     first_bad: Bad | None = None
     for number, task in enumerate(source.tasks()):
         if number not in chosen:
             continue
-        for row in _some(source, task.payload, rows, budget // len(chosen), _SAMPLE_ROWS // len(chosen)):
+        for row in _some(source, task.payload, rows, budget // len(chosen), most // len(chosen) + 1):
             if isinstance(row, Bad):
                 first_bad = first_bad or row
             else:

@@ -122,6 +122,8 @@ def main() -> None:
     """The entry point: run a command, print errors with their mend, exit with their code."""
     try:
         code = app(args=_globals_first(sys.argv[1:]), standalone_mode=False)
+        if code == 128 + signal.SIGINT:  # typer turns Ctrl-C into this code
+            raise KeyboardInterrupt
     except DatasyncError as error:
         print(f"error: {error}", file=sys.stderr)
         code = error.exit_code
