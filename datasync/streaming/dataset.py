@@ -1,0 +1,534 @@
+"""`StreamingDataset`: samples streamed from replicas through a local cache, in an order that nothing changes.
+
+    arguments ─► streams, weights ─► EpochOrder (order.py, epoch.py): numbers ─► (stream, shard, row)
+    iteration ─► Position: which epoch ─► Plan: this worker's batches ─► ShardSource: verified shards ─►
+    values
+
+Takes what MosaicML Streaming 0.13 takes, with the same meaning; what we add is marked in the docstring.
+Nothing here grows with the number of samples. Workers need no more than a copy of this object; what they
+agree on is in `Position`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Sequence
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch.utils.data import IterableDataset
+
+from datasync.errors import UsageError
+from datasync.streaming import arguments
+from datasync.streaming.array import Array
+from datasync.streaming.epoch import EpochOrder, EpochSettings, check_ranks, piece_bounds
+from datasync.streaming.iteration import Samples, generation_of
+from datasync.streaming.order import SHARDS_HELD, OrderSettings, default_lanes
+from datasync.streaming.plan import LanePlan, ListPlan, Plan, split_ids
+from datasync.streaming.position import Position
+from datasync.streaming.reading import read_sample
+from datasync.streaming.sizes import parse_bytes, parse_count
+from datasync.streaming.state import Fingerprint, State, check_fits, digest
+from datasync.streaming.stats import Stats
+from datasync.streaming.stream import Remote, Stream, apply_weights, streams_registry, validate_weights
+from datasync.streaming.world import World
+
+
+class _Stats(Stats):
+    """Counters that can also be called: `dataset.stats()` is their sum over all workers."""
+
+    def __call__(self) -> dict[str, int | float]:
+        return self.total()
+
+
+class StreamingDataset(Array, IterableDataset[dict[str, Any]]):
+    """An iterable PyTorch dataset over one or more streams; also indexable.
+
+    Give `streams`, or `remote` and/or `local`, or `dataset`.
+
+    Args:
+        streams (Sequence[Stream] | None): What to mix. remote (str | Sequence[str] | None): Where the
+        dataset is; ours: several replicas, the preferred first. local (str | None): The cache folder; the
+        dataset itself without `remote`. split (str | None): The split's folder below both. download_retry
+        (int): Tries after the first. download_timeout (float): Seconds without progress after which a
+        download is given up. validate_hash (str | None): Which of the index's digests is verified. Ours: by
+        default the cheapest one. keep_zip (bool): Keep compressed files in the cache. epoch_size (int | str
+        | None): Samples of an epoch, such as ``"64M"``. predownload (int | None): Samples a worker fetches
+        ahead. Default: until each lane's next block of shards. cache_limit (int | str | None): Most bytes
+        of the cache, such as ``"10gb"``. sampling_method (str): ``balanced`` or ``fixed``: which part of a
+        stream an epoch uses. sampling_granularity (int): Samples taken from a shard at a time in a partial
+        use. partition_algo (str): ``relaxed`` or ``orig``; matters with MosaicML's algorithms only.
+        num_canonical_nodes (int | None): Lanes of the order. Default: the largest divisor of the global
+        batch
+            size not above 64; 1 without shuffling.
+        batch_size (int | None): Samples of a rank's batch, as for the DataLoader. shuffle (bool): Whether
+        to permute. shuffle_algo (str): ``lanes``, ours, or MosaicML's ``py1e``, ``py1br``, ``py1s``,
+        ``py2s``, ``naive`` for
+            exactly its order (needs the extra ``mosaicml``).
+        shuffle_seed (int): Names the order. shuffle_block_size (int | None): Samples of a lane that are
+        permuted together. Default: by shards held. batching_method (str): ``random``, ``stratified``,
+        ``per_stream`` or ``device_per_stream``. allow_unsafe_types (bool): Read columns whose decoding may
+        run code. replication (int | None): How many consecutive ranks get the same samples. stream_name
+        (str): Which registered class of streams to make from the arguments. stream_config (dict[str, Any] |
+        None): More arguments for it. dataset (str | None): Ours: the name of a dataset at the configured
+        clusters. clusters (Sequence[str] | None): Ours: which of them to read from, the preferred first.
+        config (str | None): Ours: the configuration file. global_batch_size (int | None): Ours: samples of
+        all ranks' batches, instead of `batch_size`. uneven (bool): Ours: allow ranks that do not divide the
+        global batch; some get a sample more. tail (str): Ours: the samples that do not fill a global batch:
+        ``pad``, ``drop``, ``uneven``, ``mask``. curriculum (Sequence | None): Ours: ``(sample, weights)``
+        pairs: from which sample of the epoch on which
+            weights of the streams hold.
+        sample_ids (bool): Ours: add a column ``sample_id``, the sample's number in the dataset (`where`).
+    """
+
+    def __init__(
+        self,
+        *,
+        streams: Sequence[Stream] | None = None,
+        remote: Remote | None = None,
+        local: str | os.PathLike[str] | None = None,
+        split: str | None = None,
+        download_retry: int = 2,
+        download_timeout: float = 60,
+        validate_hash: str | None = None,
+        keep_zip: bool = False,
+        epoch_size: int | str | None = None,
+        predownload: int | None = None,
+        cache_limit: int | str | None = None,
+        sampling_method: str = "balanced",
+        sampling_granularity: int = 1,
+        partition_algo: str = "relaxed",
+        num_canonical_nodes: int | None = None,
+        batch_size: int | None = None,
+        shuffle: bool = False,
+        shuffle_algo: str = arguments.OUR_ALGORITHM,
+        shuffle_seed: int = 9176,
+        shuffle_block_size: int | None = None,
+        batching_method: str = "random",
+        allow_unsafe_types: bool = False,
+        replication: int | None = None,
+        stream_name: str = "stream",
+        stream_config: dict[str, Any] | None = None,
+        dataset: str | None = None,
+        clusters: Sequence[str] | None = None,
+        config: str | os.PathLike[str] | None = None,
+        global_batch_size: int | None = None,
+        uneven: bool = False,
+        tail: str = "pad",
+        curriculum: arguments.Curriculum | None = None,
+        sample_ids: bool = False,
+    ) -> None:
+        arguments.check_order(
+            sampling_method=sampling_method,
+            sampling_granularity=sampling_granularity,
+            partition_algo=partition_algo,
+            num_canonical_nodes=num_canonical_nodes,
+            batch_size=batch_size,
+            global_batch_size=global_batch_size,
+            shuffle_algo=shuffle_algo,
+            shuffle_seed=shuffle_seed,
+            shuffle_block_size=shuffle_block_size,
+            batching_method=batching_method,
+            tail=tail,
+            curriculum=curriculum,
+        )
+        self.predownload = predownload
+        self.sampling_method = sampling_method
+        self.sampling_granularity = sampling_granularity
+        self.partition_algo = partition_algo
+        self.num_canonical_nodes = num_canonical_nodes
+        self.batch_size = batch_size
+        self.global_batch_size = global_batch_size
+        self.shuffle = shuffle
+        self.shuffle_algo = shuffle_algo
+        self.shuffle_seed = shuffle_seed
+        self.shuffle_block_size = shuffle_block_size
+        self.batching_method = batching_method
+        self.allow_unsafe_types = allow_unsafe_types
+        self.replication = replication
+        self.uneven = uneven
+        self.tail = tail
+        self.curriculum = curriculum
+        self.sample_ids = sample_ids
+        self._check_batches()
+
+        world = World.detect()
+        self._world = world if replication is None else world.replicate(replication)
+        self.cache_limit = None if cache_limit is None else parse_bytes(cache_limit, name="`cache_limit`")
+        wanted = parse_count(epoch_size, name="`epoch_size`") if epoch_size else None
+        if wanted is not None and wanted < 0:
+            raise UsageError(f"`epoch_size` {epoch_size} is negative", mend="give a positive number")
+        self._check_world()
+
+        if bool(streams) == bool(remote or local or dataset):
+            raise UsageError(
+                "a dataset has neither `streams` nor `remote`, `local` or `dataset`, or both",
+                mend="give streams, or one dataset",
+            )
+        default = {
+            "split": split,
+            "download_retry": download_retry,
+            "download_timeout": download_timeout,
+            "validate_hash": validate_hash,
+            "keep_zip": keep_zip,
+        }
+        if not streams:
+            arguments.check_choice("stream_name", stream_name, tuple(streams_registry))
+            place = {"remote": remote, "local": local, **default}
+            if dataset is not None:
+                place |= {"dataset": dataset, "clusters": clusters, "config": config}
+            streams = [streams_registry[stream_name](**{**(stream_config or {}), **place})]
+        self.streams: list[Stream] = list(streams)
+        for stream in self.streams:
+            stream.apply_default(default)
+        validate_weights(self.streams)
+
+        self.stats: Stats = _Stats()
+        self._open_sources()
+        self.epoch_size = apply_weights(self.streams, self.samples_per_stream, wanted, shuffle_seed)
+        self.length = self._length()
+        self._position = Position()
+        self._orders: dict[int, EpochOrder] = {}
+        self._passes = 0  # of this process as a DataLoader worker
+        if self.global_batch is not None and self.shuffle_algo == arguments.OUR_ALGORITHM:
+            self.epoch_order(0)  # what cannot be batched is refused here, not in a worker
+
+    # What there is
+
+    def _open_sources(self) -> None:
+        folders = [Path(stream.local) for stream in self.streams]
+        self._sources = [
+            stream.source(
+                cache_limit=self.cache_limit,
+                limit_folders=folders,
+                allow_unsafe_types=self.allow_unsafe_types,
+                stats=self.stats,
+            )
+            for stream in self.streams
+        ]
+        indexes = [source.index for source in self._sources]
+        for stream, index in zip(self.streams, indexes, strict=True):
+            if not index.samples:
+                raise UsageError(
+                    f"the stream {stream.dataset or stream.remote or stream.local} contains no samples",
+                    mend="leave it out, or write the dataset again",
+                )
+        self.num_streams = len(indexes)
+        self.samples_per_stream = np.array([index.samples for index in indexes], np.int64)
+        self.shards_per_stream = np.array([len(index.shards) for index in indexes], np.int64)
+        self.shard_offset_per_stream = np.cumsum(self.shards_per_stream) - self.shards_per_stream
+        self.sample_offset_per_stream = np.cumsum(self.samples_per_stream) - self.samples_per_stream
+        self.samples_per_shard = np.concatenate([index.sizes for index in indexes])
+        self._bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.samples_per_shard)])
+        self.num_shards = len(self.samples_per_shard)
+        self.num_samples = int(self._bounds[-1])
+
+    @property
+    def size(self) -> int:
+        """Samples of all streams, each counted once."""
+        return self.num_samples
+
+    def __len__(self) -> int:
+        """Samples of an epoch on this rank, for the DataLoader."""
+        return self.length
+
+    def get_item(self, sample_id: int, retry: int = 7) -> Any:
+        """The sample of this number in the dataset, fetched if it is not in the cache."""
+        stream, shard, row = self._split(np.array([sample_id]))
+        return read_sample(self._sources, int(stream[0]), int(shard[0]), int(row[0]))
+
+    def where(self, sample_id: int) -> dict[str, Any]:
+        """Which dataset, version, shard and row a sample number means."""
+        stream, shard, row = (int(part[0]) for part in self._split(np.array([sample_id])))
+        index = self._sources[stream].index
+        described = self.streams[stream]
+        return {
+            "stream": stream,
+            "dataset": described.dataset or described.remote or described.local,
+            "version": index.extra.get("version"),
+            "fingerprint": index.fingerprint,
+            "shard": index.shards[shard].stored.basename,
+            "row": row,
+        }
+
+    # The order
+
+    @property
+    def global_batch(self) -> int | None:
+        """Samples of all ranks' batches together; None as long as no batch size is known."""
+        if self.global_batch_size is not None:
+            return self.global_batch_size
+        return None if self.batch_size is None else self.batch_size * self._world.ranks
+
+    @property
+    def rank_batch_size(self) -> int:
+        """Samples of this rank's batch."""
+        low, high = piece_bounds(self._known_batch(), self._world.rank, self._world.ranks)
+        return high - low
+
+    @property
+    def lanes(self) -> int:
+        """Canonical lanes of the order: of a loaded state, as asked for, or the default."""
+        if self._position.lanes:
+            return self._position.lanes
+        if self.num_canonical_nodes is not None:
+            return self.num_canonical_nodes
+        return default_lanes(self._known_batch()) if self.shuffle else 1
+
+    def epoch_order(self, epoch: int) -> EpochOrder:
+        """The order of an epoch; the last two are kept."""
+        settings = self._epoch_settings()
+        made = self._orders.get(epoch)
+        if made is None or made.settings is not settings:
+            made = EpochOrder(settings, epoch)
+            self._orders = {
+                e: o for e, o in self._orders.items() if e == epoch - 1 and o.settings is settings
+            }
+            self._orders[epoch] = made
+        return made
+
+    def _epoch_settings(self) -> EpochSettings:
+        """Kept as long as nothing that it depends on has changed."""
+        key = (self._known_batch(), self.lanes, self.shuffle_seed)
+        cached: tuple[tuple[int, int, int], EpochSettings] | None = self.__dict__.get("_settings")
+        if cached is None or cached[0] != key:
+            order = OrderSettings(
+                seed=self.shuffle_seed,
+                shuffle=self.shuffle,
+                lanes=self.lanes,
+                block_size=self.shuffle_block_size,
+                sampling_method=self.sampling_method,
+                granularity=self.sampling_granularity,
+            )
+            chosen = [stream.choose for stream in self.streams]
+            made = EpochSettings(
+                sizes=[source.index.sizes for source in self._sources],
+                phases=arguments.plan_phases(chosen, self.curriculum, lanes=self.lanes),
+                order=order,
+                method=self.batching_method,
+                global_batch=self._known_batch(),
+                device_batch=max(1, self._known_batch() // self._world.ranks),
+                tail=self.tail,
+            )
+            cached = self._settings = (key, made)
+        return cached[1]
+
+    @property
+    def ranks(self) -> int:
+        """Ranks that get different samples: all, divided by `replication`."""
+        return self._world.ranks
+
+    @property
+    def world(self) -> World:
+        """The place of this rank among those that get different samples."""
+        return self._world
+
+    @property
+    def loaded_lanes(self) -> int:
+        """Canonical lanes of a loaded state; 0 for none."""
+        return self._position.lanes
+
+    @property
+    def loaded_nodes(self) -> int:
+        """Nodes that the run of a loaded state began with; 0 for unknown."""
+        return self._position.initial_nodes
+
+    @property
+    def position_serial(self) -> int:
+        """A number that changes whenever an epoch is begun or a position is loaded."""
+        return self._position.serial
+
+    # Iteration
+
+    def __iter__(self) -> Iterator[Any]:
+        """This worker's samples of the next epoch, from a loaded position on; batch after batch."""
+        return self.samples(batches=False)
+
+    def samples(self, *, batches: bool) -> Samples:
+        """Begin the next epoch, or join the one that this DataLoader's other workers have begun.
+
+        Args:
+            batches (bool): Give whole batches (column -> array or list) instead of samples.
+        """
+        epoch, offset = self._position.begin(generation_of(self))
+        return Samples(self, epoch, offset, batches=batches)
+
+    def plan(self, epoch: int, offset: int) -> Plan:
+        """The batches of this worker in an epoch that is entered at sample `offset`."""
+        world = self._world.with_workers()
+        if self.shuffle_algo == arguments.OUR_ALGORITHM:
+            return LanePlan(self.epoch_order(epoch), offset, world, self.epoch_order(epoch + 1))
+        from datasync.streaming.mosaic import worker_samples
+
+        samples = worker_samples(self, world, epoch, offset)
+        return ListPlan(
+            samples,
+            bounds=self._bounds,
+            first_shard=self.shard_offset_per_stream,
+            batch=self._known_batch() // self._world.ranks,
+        )
+
+    # State
+
+    @property
+    def next_epoch(self) -> int:
+        """The epoch that the next iteration will be."""
+        return self._position.next_epoch
+
+    @next_epoch.setter
+    def next_epoch(self, epoch: int) -> None:
+        self._position.set_next_epoch(epoch)
+
+    def state_dict(self, num_samples: int = 0, from_beginning: bool = False) -> dict[str, Any]:
+        """Where this dataset stands; small, and made of plain values.
+
+        Args:
+            num_samples (int): Samples that all ranks together have consumed: of this epoch, or since it was
+                entered (in the middle, if a position was loaded). Repeats by `replication` count once.
+            from_beginning (bool): Whether they count from the beginning of the epoch.
+        """
+        epoch, offset, begun = self._position.current()
+        consumed = num_samples if from_beginning else offset + num_samples
+        if begun and consumed >= self.consumable():
+            epoch, consumed = epoch + 1, 0
+        return State(
+            epoch=epoch,
+            sample_in_epoch=consumed,
+            lanes=self._lanes_of_state(),
+            seed=self.shuffle_seed,
+            initial_nodes=self._position.initial_nodes or self._world.nodes,
+            global_batch=self.global_batch or 0,
+            fingerprint=self._fingerprint(),
+        ).to_dict()
+
+    def load_state_dict(self, obj: dict[str, Any], *, accept: Collection[str] = ()) -> None:
+        """Let the next iteration begin where `obj` says.
+
+        Args:
+            obj (dict[str, Any]): From `state_dict`; or MosaicML's, if `shuffle_algo` is one of its
+            algorithms. accept (Collection[str]): Names of differences from the saved dataset that are
+            meant.
+
+        Raises:
+            UsageError: The state was saved over other data or in another order; each difference is named.
+        """
+        state = State.from_dict(obj)
+        theirs = self.shuffle_algo != arguments.OUR_ALGORITHM
+        if state.fingerprint is None:
+            if not theirs and "shuffle_algo" not in accept:
+                raise UsageError(
+                    "the state is one of MosaicML Streaming, whose order this dataset does not have",
+                    mend="go on in its order with shuffle_algo='py1e' (or what it was), "
+                    "or start the epoch anew without loading",
+                )
+            self.shuffle_seed = state.seed
+        check_fits(state, seed=self.shuffle_seed, own=self._fingerprint(), accept=accept)
+        epoch, consumed = state.epoch, state.sample_in_epoch
+        self._position.seek(epoch, consumed, lanes=state.lanes, nodes=state.initial_nodes)
+        if consumed and self.global_batch is not None and consumed >= self.consumable():
+            self._position.seek(epoch + 1, 0, lanes=state.lanes, nodes=state.initial_nodes)
+        if state.global_batch and self.global_batch and state.global_batch != self.global_batch:
+            arguments.log.warning(
+                "the global batch was %d samples when the state was saved and is %d now: "
+                "the sequence of samples goes on unchanged, in batches of the new size",
+                state.global_batch,
+                self.global_batch,
+            )
+
+    def consumable(self) -> int:
+        """Samples of an epoch that are consumed: all, less a tail that is dropped."""
+        if self.shuffle_algo != arguments.OUR_ALGORITHM or self.global_batch is None:
+            return self.epoch_size
+        samples: int = self.epoch_order(self._position.current()[0]).samples
+        dropped = samples % self.global_batch if self.tail == "drop" else 0
+        return samples - dropped
+
+    def close(self) -> None:
+        """Stop background threads and let go of open shards; iterating again starts them again."""
+        for source in self._sources:
+            source.close()
+
+    # Helpers
+
+    def _split(self, samples: Any) -> Any:
+        return split_ids(samples, bounds=self._bounds, first_shard=self.shard_offset_per_stream)
+
+    def number_samples(self, stream: Any, shard: Any, row: Any) -> Any:
+        """Numbers in the dataset of located samples; the inverse of `where`."""
+        return self._bounds[self.shard_offset_per_stream[stream] + shard] + row
+
+    def lookahead(self) -> int:
+        """Samples of this rank to fetch ahead: as asked for, or about a block of every lane."""
+        if self.predownload is not None:
+            return self.predownload
+        held = SHARDS_HELD * ceil(self.num_samples / max(1, self.num_shards))
+        return max(8 * self.rank_batch_size, held // self._world.ranks)
+
+    def sample_bytes(self) -> int:
+        """Bytes of a sample, about; 0 for samples that are decoded at some cost."""
+        most = 0
+        for source in self._sources:
+            info = source.index.shards[int(np.argmax(source.index.sizes > 0))]
+            if any(encoding.startswith(_COSTLY) for encoding in info.column_encodings):
+                return 0
+            most = max(most, info.raw.bytes // max(1, info.samples))
+        return most
+
+    def _known_batch(self) -> int:
+        if self.global_batch is None:
+            raise UsageError(
+                "a dataset that is iterated needs its `batch_size`: the order of batches depends on it",
+                mend="pass batch_size to StreamingDataset, the same as to the DataLoader",
+            )
+        return self.global_batch
+
+    def _check_batches(self) -> None:
+        if (
+            self.predownload is not None
+            and self.batch_size is not None
+            and self.predownload < self.batch_size
+        ):
+            arguments.log.warning(
+                "predownload (%d) is less than batch_size (%d): every batch will wait",
+                self.predownload,
+                self.batch_size,
+            )
+
+    def _check_world(self) -> None:
+        if self.global_batch_size is not None:
+            check_ranks(self.global_batch_size, self._world.ranks, uneven=self.uneven)
+
+    def _length(self) -> int:
+        if self.tail == "drop" and self.global_batch is not None:
+            return self.epoch_size // self.global_batch * self.rank_batch_size
+        return ceil(self.epoch_size / self._world.ranks)
+
+    def _lanes_of_state(self) -> int:
+        if self.shuffle_algo == arguments.OUR_ALGORITHM:
+            return self.lanes
+        from datasync.streaming.mosaic import canonical_nodes
+
+        return canonical_nodes(self)
+
+    def _fingerprint(self) -> Fingerprint:
+        chosen = [stream.choose for stream in self.streams]
+        depends = {
+            "stratified": self.global_batch,
+            "per_stream": self.global_batch,
+            "device_per_stream": self.batch_size,
+        }
+        return Fingerprint(
+            dataset=digest([source.index.fingerprint for source in self._sources]),
+            mixture=digest(chosen, self.curriculum, self.sampling_method, self.sampling_granularity),
+            epoch_size=self.epoch_size,
+            shuffle=self.shuffle,
+            shuffle_algo=self.shuffle_algo,
+            shuffle_block_size=self.shuffle_block_size,
+            batching_method=self.batching_method,
+            batch=depends.get(self.batching_method),
+        )
+
+
+_COSTLY = ("jpeg", "png", "pil", "jpegarray", "list[")

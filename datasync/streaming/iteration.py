@@ -1,0 +1,139 @@
+"""One pass over a dataset by one worker: from its plan to samples or batches, with shards fetched ahead.
+
+Before each chunk the sources are told which shards come next, in order of use. Workers of a rank use the same
+shards; each begins its plan at another place behind those it needs at once, so that they share the fetching.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from datasync.streaming.plan import Chunk, Plan
+from datasync.streaming.position import Generation
+from datasync.streaming.reading import batches_of, read_columns, read_rows
+
+if TYPE_CHECKING:
+    from datasync.streaming.dataset import StreamingDataset
+
+CHUNK_BYTES = 8 << 20
+MAX_BATCHES = 64
+
+
+class Samples:
+    """An iterator over a worker's samples, or batches, of an epoch.
+
+    Args:
+        dataset (StreamingDataset): The dataset.
+        epoch (int): The epoch.
+        offset (int): The sample at which it is entered.
+        batches (bool): Give batches instead of samples.
+        skip (int): Samples (or batches) of this worker to leave out at the beginning. Default: ``0``.
+    """
+
+    def __init__(
+        self, dataset: StreamingDataset, epoch: int, offset: int, *, batches: bool, skip: int = 0
+    ) -> None:
+        self.epoch = epoch
+        self.offset = offset
+        self.given = skip
+        self._dataset = dataset
+        self._plan = dataset.plan(epoch, offset)
+        self._items = self._batches(skip) if batches else self._samples(skip)
+
+    def __iter__(self) -> Samples:
+        return self
+
+    def __next__(self) -> Any:
+        item = next(self._items)
+        self.given += 1
+        return item
+
+    def _samples(self, skip: int) -> Iterator[Any]:
+        dataset, size = self._dataset, max(1, self._dataset.rank_batch_size)
+        first, skip = divmod(skip, size)
+        by_number = not reads_plainly(dataset)
+        for chunk in self._chunks(first, 1 if by_number else _most(dataset)):
+            numbers = dataset.number_samples(chunk.stream, chunk.shard, chunk.row)
+            if by_number:
+                rows: Iterator[Any] = (dataset[number] for number in numbers.tolist())
+            else:
+                rows = read_rows(dataset._sources, chunk)
+            marks = _marks(dataset, chunk, numbers)
+            for i, sample in enumerate(rows):
+                if skip:
+                    skip -= 1
+                    continue
+                if marks:
+                    sample = {**sample, **{name: values[i] for name, values in marks.items()}}
+                yield sample
+
+    def _batches(self, skip: int) -> Iterator[Any]:
+        dataset = self._dataset
+        for chunk in self._chunks(skip, _most(dataset)):
+            columns = read_columns(dataset._sources, chunk)
+            numbers = dataset.number_samples(chunk.stream, chunk.shard, chunk.row)
+            marks = _marks(dataset, chunk, numbers)
+            if columns is not None:
+                yield from batches_of({**columns, **marks}, chunk.sizes)
+            else:
+                rows = read_rows(dataset._sources, chunk)
+                for size in chunk.sizes:
+                    yield [next(rows) for _ in range(size)]
+
+    def _chunks(self, first: int, most: int) -> Iterator[Chunk]:
+        ahead = self._dataset.lookahead()
+        for chunk in self._plan.chunks(first=first, most=most):
+            self._fetch_ahead(self._plan, chunk, ahead)
+            yield chunk
+
+    def _fetch_ahead(self, plan: Plan, chunk: Chunk, samples: int) -> None:
+        needed = dict.fromkeys(zip(chunk.stream.tolist(), chunk.shard.tolist(), strict=True))
+        later = [entry for entry in plan.ahead(chunk.step, samples) if entry not in needed]
+        world = self._dataset._world.with_workers()
+        turn = len(later) * world.worker // world.workers
+        ordered = [*needed, *later[turn:], *later[:turn]]
+        for i, source in enumerate(self._dataset._sources):
+            source.prefetch([shard for stream, shard in ordered if stream == i])
+
+
+def generation_of(dataset: StreamingDataset) -> Generation | None:
+    """Which pass of which DataLoader this worker iterates for; None outside a worker."""
+    import torch.utils.data
+
+    info = torch.utils.data.get_worker_info()
+    if info is None:
+        return None
+    dataset._passes += 1
+    return Generation(info.seed - info.id, dataset._passes, info.id)
+
+
+def reads_plainly(dataset: StreamingDataset) -> bool:
+    """Whether samples are as they are stored: no subclass has its own way to get or change them."""
+    from datasync.streaming.dataset import StreamingDataset
+
+    kind = type(dataset)
+    return all(
+        getattr(kind, name) is getattr(StreamingDataset, name)
+        for name in ("__getitem__", "get_item", "__iter__")
+    )
+
+
+def _most(dataset: StreamingDataset) -> int:
+    """Batches of a chunk: as many as keep it in a few megabytes; one where decoding is the work."""
+    batch_bytes = dataset.sample_bytes() * dataset.rank_batch_size
+    return 1 if batch_bytes == 0 else max(1, min(MAX_BATCHES, CHUNK_BYTES // batch_bytes))
+
+
+def _marks(
+    dataset: StreamingDataset, chunk: Chunk, numbers: Sequence[int] | np.ndarray[Any, Any]
+) -> dict[str, Any]:
+    """The columns that are not stored: numbers of the samples, and which of them are no repeats."""
+    marks: dict[str, Any] = {}
+    if dataset.sample_ids:
+        marks["sample_id"] = np.asarray(numbers, dtype=np.int64)
+    if dataset.tail == "mask":
+        marks["mask"] = np.ones(len(chunk.row), np.bool_) if chunk.real is None else chunk.real
+    return marks

@@ -1,0 +1,177 @@
+"""`StreamingDataLoader`: a DataLoader that knows how much was consumed, and that moves whole batches.
+
+A PyTorch DataLoader takes samples one by one and collates them in Python. Where nobody asked for anything
+special, this one lets the dataset build whole batches instead: a column whose values have a fixed size is
+one gather. What comes out is the same. With a `collate_fn`, a sampler, or a dataset that overrides how
+samples are got, it is the plain DataLoader.
+
+The position counts what came out of the loader, never what workers have prepared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset, default_collate
+
+from datasync.errors import UsageError
+from datasync.streaming.dataset import StreamingDataset
+from datasync.streaming.iteration import reads_plainly
+
+_INNER = (
+    "num_workers",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "generator",
+    "prefetch_factor",
+    "persistent_workers",
+    "pin_memory_device",
+)
+
+
+class StreamingDataLoader(DataLoader[Any]):
+    """A DataLoader with `state_dict` and `load_state_dict`, for a `StreamingDataset`.
+
+    Args:
+        dataset: The dataset.
+        batch_size (int | None): Samples of a rank's batch. Default: the dataset's.
+        *args, **kwargs: As for `torch.utils.data.DataLoader`.
+
+    Raises:
+        UsageError: The batch size is not that of the dataset, so that the order would not hold.
+    """
+
+    def __init__(self, dataset: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(dataset, StreamingDataset):
+            args, kwargs = _with_batch_size(dataset, args, kwargs)
+        self._inner: DataLoader[Any] | None = None
+        super().__init__(dataset, *args, **kwargs)
+        self.num_samples_yielded = 0
+        self.num_batches_yielded = 0
+        self._serial = -1
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch declares a private class
+        """The rank's batches of the next epoch, from a loaded position on."""
+        self.num_samples_yielded = self.num_batches_yielded = 0
+        self._serial = -1
+        source = self._batch_loader()
+        for batch in super().__iter__() if source is None else source:
+            if self._serial < 0 and isinstance(self.dataset, StreamingDataset):
+                self._serial = self.dataset.position_serial
+            self.num_samples_yielded += batch_length(batch)
+            self.num_batches_yielded += 1
+            yield batch
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """The dataset's state behind the batches that were given out; None for another kind of dataset."""
+        dataset = self.dataset
+        if not isinstance(dataset, StreamingDataset):
+            return None
+        return dataset.state_dict(self._consumed(dataset), False)
+
+    def load_state_dict(self, obj: dict[str, Any], **options: Any) -> None:
+        """Go on where `obj` says with the next iteration; see `StreamingDataset.load_state_dict`."""
+        if isinstance(self.dataset, StreamingDataset):
+            self.dataset.load_state_dict(obj, **options)
+
+    def _consumed(self, dataset: StreamingDataset) -> int:
+        """Samples that all ranks have consumed in this pass."""
+        if self._serial != dataset.position_serial:
+            return 0  # nothing came out since the position was set, or another pass has begun
+        if self.batch_size is None or dataset.global_batch is None:
+            return self.num_samples_yielded * dataset.ranks
+        return self.num_batches_yielded * dataset.global_batch
+
+    def _batch_loader(self) -> DataLoader[Any] | None:
+        """The DataLoader over whole batches, where it gives the same as this one."""
+        dataset = self.dataset
+        if self._inner is None:
+            plain = (
+                isinstance(dataset, StreamingDataset)
+                and reads_plainly(dataset)
+                and self.batch_size is not None
+                and self.collate_fn is default_collate
+            )
+            if not plain:
+                return None
+            assert isinstance(dataset, StreamingDataset)
+            options = {name: getattr(self, name) for name in _INNER if hasattr(self, name)}
+            least = self.batch_size if self.drop_last else 0
+            self._inner = DataLoader(
+                _Batches(dataset, least or 0), batch_size=None, collate_fn=_same, **options
+            )
+        return self._inner
+
+
+class _Batches(IterableDataset[Any]):
+    """The dataset's batches as tensors, for workers.
+
+    Args:
+        dataset (StreamingDataset): The dataset.
+        least (int): Batches with fewer samples are left out.
+    """
+
+    def __init__(self, dataset: StreamingDataset, least: int) -> None:
+        self.dataset = dataset
+        self.least = least
+
+    def __iter__(self) -> Iterator[Any]:
+        # Not a generator: a worker has to join its epoch before anything is asked of it.
+        return self._collated(self.dataset.samples(batches=True))
+
+    def _collated(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            made = collate_columns(batch) if isinstance(batch, dict) else default_collate(batch)
+            if batch_length(made) >= self.least:
+                yield made
+
+
+def collate_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Columns as `default_collate` would make them of samples, without taking them apart."""
+    return {name: _collate(values) for name, values in columns.items()}
+
+
+def _collate(values: Any) -> Any:
+    if isinstance(values, np.ndarray) and values.dtype.kind in "biufc":
+        return torch.from_numpy(values)
+    return default_collate(list(values))
+
+
+def batch_length(batch: Any) -> int:
+    """Samples of a batch, whatever collated it."""
+    if isinstance(batch, Mapping):
+        for value in batch.values():
+            return len(value)
+        raise ValueError("a batch has no column, so its samples cannot be counted")
+    if isinstance(batch, torch.Tensor):
+        return len(batch)
+    return len(batch[0])
+
+
+def _same(batch: Any) -> Any:
+    return batch
+
+
+def _with_batch_size(
+    dataset: StreamingDataset, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with the batch size that dataset and loader agree on."""
+    given = args[0] if args else kwargs.get("batch_size", ...)
+    if given is None or kwargs.get("batch_sampler") is not None:
+        return args, kwargs
+    if dataset.global_batch is None and given is not ...:
+        dataset.batch_size = given
+    if dataset.global_batch is None:
+        return args, kwargs
+    own = dataset.rank_batch_size
+    if given not in (..., own):
+        raise UsageError(
+            f"the DataLoader's batch_size is {given}, the dataset's is {own}",
+            mend="give the same to both: the order of batches depends on it",
+        )
+    return args[1:], {**kwargs, "batch_size": own}

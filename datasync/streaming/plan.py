@@ -1,0 +1,151 @@
+"""What one DataLoader worker reads in one epoch: its batches, located, a chunk of them at a time.
+
+Batch `j` of a run (counted from the sample where the run entered the epoch) is built by worker `j mod K`; a
+DataLoader takes batches from its workers in turn, so the rank gets them in order. The short last batch, if
+there is one, is simply the last. A chunk is some of these batches, located in one vectorised call; chunks
+grow from one batch to `most`, so that the first batch comes soon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from datasync.streaming.epoch import EpochOrder, Mask
+from datasync.streaming.permute import Ints
+from datasync.streaming.world import World
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Some batches of a worker, one after another.
+
+    Args:
+        stream (Ints): Of each sample, (n,).
+        shard (Ints): In the stream, (n,).
+        row (Ints): In the shard, (n,).
+        sizes (list[int]): Samples of each batch; they sum to n.
+        real (Mask | None): False where a sample repeats another to fill the batch; None if there are none.
+        step (int): Number of the first of these batches among those of the worker.
+    """
+
+    stream: Ints
+    shard: Ints
+    row: Ints
+    sizes: list[int]
+    real: Mask | None
+    step: int
+
+
+class Plan(Protocol):
+    """The batches of a worker."""
+
+    @property
+    def steps(self) -> int:
+        """How many batches the worker builds."""
+
+    def chunks(self, *, first: int, most: int) -> Iterator[Chunk]:
+        """Its batches from number `first` on, at most `most` in a chunk."""
+
+    def ahead(self, step: int, samples: int) -> list[tuple[int, int]]:
+        """(stream, shard) needed from batch `step` of the worker on for this many samples of the rank."""
+
+
+class LanePlan:
+    """Batches in our own order.
+
+    Args:
+        order (EpochOrder): The epoch.
+        start (int): The sample where this run entered it.
+        world (World): The place among ranks (groups of replicated ranks count as one) and workers.
+        following (EpochOrder): The next epoch, whose first shards are fetched before this one ends.
+    """
+
+    def __init__(self, order: EpochOrder, start: int, world: World, following: EpochOrder) -> None:
+        self._order, self._start, self._world, self._following = order, start, world, following
+        self._full = order.full_steps(start)
+        everything = order.steps(start)
+        self.steps = max(0, -(-(everything - world.worker) // world.workers))
+
+    def chunks(self, *, first: int, most: int) -> Iterator[Chunk]:
+        """See `Plan`."""
+        step, count = first, 1
+        while step < self.steps:
+            batches = self._batches(step, min(step + count, self.steps))
+            batches = batches[batches < self._full]
+            if len(batches):
+                yield self._full_chunk(batches, step)
+            if step + len(batches) < min(step + count, self.steps):
+                yield self._tail_chunk(step + len(batches))
+            step, count = step + count, min(2 * count, most)
+
+    def ahead(self, step: int, samples: int) -> list[tuple[int, int]]:
+        """See `Plan`."""
+        world, batch = self._world, self._order.settings.global_batch
+        begin = self._start + min(step * world.workers + world.worker, self._full) * batch
+        stop = begin + max(batch, samples * world.ranks)
+        needed = self._order.ahead(begin, stop, rank=world.rank, ranks=world.ranks)
+        beyond = stop - self._order.samples
+        if beyond > 0:
+            known = set(needed)
+            more = self._following.ahead(0, beyond, rank=world.rank, ranks=world.ranks)
+            needed += [entry for entry in more if entry not in known]
+        return needed
+
+    def _batches(self, step: int, stop: int) -> Ints:
+        return np.arange(step, stop, dtype=np.int64) * self._world.workers + self._world.worker
+
+    def _full_chunk(self, batches: Ints, step: int) -> Chunk:
+        starts = self._start + batches * self._order.settings.global_batch
+        numbers = self._order.pieces(starts, rank=self._world.rank, ranks=self._world.ranks)
+        stream, shard, row = self._order.locate(numbers.ravel())
+        sizes = [numbers.shape[1]] * len(batches)
+        return Chunk(stream=stream, shard=shard, row=row, sizes=sizes, real=None, step=step)
+
+    def _tail_chunk(self, step: int) -> Chunk:
+        numbers, real = self._order.tail(self._start, rank=self._world.rank, ranks=self._world.ranks)
+        stream, shard, row = self._order.locate(numbers)
+        return Chunk(stream=stream, shard=shard, row=row, sizes=[len(numbers)], real=real, step=step)
+
+
+class ListPlan:
+    """Batches from a list of the dataset's samples, made elsewhere.
+
+    Args:
+        samples (Ints): Numbers of the worker's samples in the dataset, in order.
+        bounds (Ints): The first sample of each shard of the dataset, and their total.
+        first_shard (Ints): The first of these shards of each stream.
+        batch (int): Samples of a batch.
+    """
+
+    def __init__(self, samples: Ints, *, bounds: Ints, first_shard: Ints, batch: int) -> None:
+        self._samples, self._bounds, self._first, self._batch = samples, bounds, first_shard, batch
+        self.steps = -(-len(samples) // batch)
+
+    def chunks(self, *, first: int, most: int) -> Iterator[Chunk]:
+        """See `Plan`."""
+        step, count = first, 1
+        while step < self.steps:
+            samples = self._samples[step * self._batch : (step + count) * self._batch]
+            stream, shard, row = split_ids(samples, bounds=self._bounds, first_shard=self._first)
+            full, rest = divmod(len(samples), self._batch)
+            sizes = [self._batch] * full + ([rest] if rest else [])
+            yield Chunk(stream=stream, shard=shard, row=row, sizes=sizes, real=None, step=step)
+            step, count = step + count, min(2 * count, most)
+
+    def ahead(self, step: int, samples: int) -> list[tuple[int, int]]:
+        """See `Plan`."""
+        begin = step * self._batch
+        window = self._samples[begin : begin + max(samples, self._batch)]
+        stream, shard, _ = split_ids(window, bounds=self._bounds, first_shard=self._first)
+        return list(dict.fromkeys(zip(stream.tolist(), shard.tolist(), strict=True)))
+
+
+def split_ids(samples: Ints, *, bounds: Ints, first_shard: Ints) -> tuple[Ints, Ints, Ints]:
+    """Stream, shard in the stream and row in the shard of samples numbered over the whole dataset."""
+    shard = np.searchsorted(bounds, samples, side="right") - 1
+    stream = np.searchsorted(first_shard, shard, side="right") - 1
+    return stream, shard - first_shard[stream], samples - bounds[shard]

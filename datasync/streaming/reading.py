@@ -1,0 +1,92 @@
+"""From located samples to values: one by one, or a chunk of batches by one gather for each shard.
+
+Every shard comes through its `ShardSource`, which has it verified and open. A column whose values have a
+fixed size becomes one array for the whole chunk, filled shard by shard; its batches are slices of it. Any
+other column is a list. Both are the caller's own: nothing points into the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from datasync.streaming.fetch import ShardSource
+from datasync.streaming.permute import Ints
+from datasync.streaming.plan import Chunk
+
+Columns = dict[str, Any]
+
+
+def read_sample(sources: Sequence[ShardSource], stream: int, shard: int, row: int) -> dict[str, Any]:
+    """One sample: column -> value."""
+    return sources[stream].open(shard)[row]
+
+
+def read_rows(sources: Sequence[ShardSource], chunk: Chunk) -> Iterator[dict[str, Any]]:
+    """The samples of a chunk, one by one, in order."""
+    places = zip(chunk.stream.tolist(), chunk.shard.tolist(), chunk.row.tolist(), strict=True)
+    for stream, shard, row in places:
+        yield sources[stream].open(shard)[row]
+
+
+def read_columns(sources: Sequence[ShardSource], chunk: Chunk) -> Columns | None:
+    """The samples of a chunk: column -> an array or a list with a value for each sample, in order.
+
+    None where the streams do not have the same columns, so that there is nothing to put together.
+    """
+    gathered: Columns = {}
+    for where, part in _parts(sources, chunk):
+        if not gathered:
+            gathered = {name: _room(values, len(chunk.row)) for name, values in part.items()}
+        if part.keys() != gathered.keys():
+            return None
+        for name, values in part.items():
+            if not _put(gathered, name, where, values):
+                return None
+    return gathered
+
+
+def batches_of(columns: Columns, sizes: Sequence[int]) -> Iterator[Columns]:
+    """The chunk's batches: slices of its columns."""
+    first = 0
+    for size in sizes:
+        yield {name: values[first : first + size] for name, values in columns.items()}
+        first += size
+
+
+def _parts(sources: Sequence[ShardSource], chunk: Chunk) -> Iterator[tuple[Ints, Columns]]:
+    """For each shard of the chunk: which of the chunk's samples are from it, and their columns."""
+    key = chunk.shard * len(sources) + chunk.stream
+    by_shard = np.argsort(key, kind="stable")
+    sorted_key = key[by_shard]
+    edges = np.flatnonzero(np.diff(sorted_key)) + 1
+    for where in np.split(by_shard, edges):
+        if len(where):
+            shard, stream = divmod(int(key[where[0]]), len(sources))
+            yield where, sources[stream].open(shard).batch(chunk.row[where])
+
+
+def _room(values: Any, count: int) -> Any:
+    """A place for `count` values like these."""
+    if isinstance(values, np.ndarray):
+        return np.empty((count, *values.shape[1:]), dtype=values.dtype)
+    return [None] * count
+
+
+def _put(gathered: Columns, name: str, where: Ints, values: Any) -> bool:
+    """Put the values of one shard where they belong; False if they are of another kind than those before."""
+    room = gathered[name]
+    if isinstance(room, np.ndarray):
+        same = (
+            isinstance(values, np.ndarray)
+            and values.dtype == room.dtype
+            and values.shape[1:] == room.shape[1:]
+        )
+        if same:
+            room[where] = values
+        return same
+    for i, value in zip(where.tolist(), values, strict=True):
+        room[i] = value
+    return True
