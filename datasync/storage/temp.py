@@ -67,8 +67,15 @@ class TempFolder:
         """A new folder for the parts of an upload."""
         self._sweep_once()
         path = os.path.join(self.path, f"{_host()}{UPLOAD_MARK}{uuid.uuid4().hex}")
-        os.makedirs(path)
-        return path
+        while True:
+            try:
+                os.makedirs(path)
+                return path
+            except FileNotFoundError:
+                continue  # the folder above was tidied away between its making and this
+            except FileExistsError:
+                if os.path.lexists(self.path) and not os.path.isdir(self.path):
+                    raise
 
     def tidy(self) -> None:
         """Remove the folder itself, if nothing is in it."""
@@ -81,7 +88,12 @@ class TempFolder:
             try:
                 fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             except FileNotFoundError:
-                os.makedirs(self.path, exist_ok=True)  # or another writer tidied it away: again
+                try:
+                    os.makedirs(self.path, exist_ok=True)
+                except FileExistsError:
+                    # Another writer made it and one tidied it away, all during the call: again.
+                    if os.path.lexists(self.path) and not os.path.isdir(self.path):
+                        raise
                 continue
             # A sweep may have found the file between its creation and its lock.
             if not _try_lock(fd) or not os.fstat(fd).st_nlink:
