@@ -25,8 +25,9 @@ import zstandard
 
 from datasync.errors import CorruptError, StoreError, TransientError
 from datasync.storage.base import Buffer
-from datasync.streaming.cache import Need, NoRoom, Place, is_full
+from datasync.streaming.cache import Place
 from datasync.streaming.replicas import Replica
+from datasync.streaming.room import Need, NoRoom, is_full
 from datasync.streaming.stamps import Item
 from shards.compression import Decompressor, parse
 from shards.digests import Digest, cheapest, check_size, compare
@@ -132,7 +133,7 @@ class Attempt(threading.Thread):
         self._race.results.put(self)
 
     def _local(self, error: OSError) -> BaseException:
-        return NoRoom(f"{self._place.root}: {error.strerror}") if is_full(error) else error
+        return NoRoom(f"{self._place.root}: {error.strerror}", written=True) if is_full(error) else error
 
     def describe(self) -> str:
         """Where it is and how far it got."""

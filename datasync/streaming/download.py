@@ -29,8 +29,9 @@ from datasync.errors import (
     TransientError,
 )
 from datasync.streaming.attempt import Attempt, Cancelled, Race, Wanted, stalled
-from datasync.streaming.cache import Need, NoRoom, Place
+from datasync.streaming.cache import Place
 from datasync.streaming.replicas import Replica, Replicas, SlowReplica
+from datasync.streaming.room import Need, NoRoom
 from datasync.streaming.stats import Stats
 
 _TICK = 0.5

@@ -32,13 +32,14 @@ from datasync.errors import CorruptError, NotFoundError, StoreError, UsageError
 from datasync.storage.base import Store
 from datasync.storage.local import LocalStore
 from datasync.streaming.attempt import Cancelled, Wanted, checks
-from datasync.streaming.cache import Cache, Need, NoRoom, Place, is_full, is_read_only, too_small
+from datasync.streaming.cache import Cache, Place, is_read_only, too_small
 from datasync.streaming.download import Downloader, Watch
 from datasync.streaming.flight import Flight, Patience
 from datasync.streaming.indexes import load_index, read_local
 from datasync.streaming.memory import MemoryPlace
 from datasync.streaming.process import Process, RoomPatience
 from datasync.streaming.replicas import Replicas
+from datasync.streaming.room import Need, NoRoom, is_full
 from datasync.streaming.stamps import Item
 from datasync.streaming.stats import Stats
 from shards.digests import check_algorithm
@@ -316,6 +317,9 @@ class ShardSource:
                     raise NoRoom(str(error)) from error
                 own.release()
                 flight.watch.text = str(error)
+                if not isinstance(error, NoRoom) or error.written:
+                    with contextlib.suppress(NoRoom, FileNotFoundError):
+                        own.cache.room.make_room(wanted.raw.bytes, need)
                 patience.wait(error)
 
     def _bring_once(self, own: Process, wanted: Wanted, need: Need, watch: Watch) -> None:

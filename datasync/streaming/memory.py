@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from datasync.streaming.cache import Need, Temp
+from datasync.streaming.room import Need, Temp
 from datasync.streaming.stamps import Item
 
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from datasync.streaming.attempt import Cancelled
-from datasync.streaming.cache import NoRoom
+from datasync.streaming.room import NoRoom
 
 log = logging.getLogger("datasync.streaming")
 

@@ -13,10 +13,11 @@ import pytest
 
 from datasync.errors import StoreError, UsageError
 from datasync.storage.local import LocalStore
-from datasync.streaming import cache as cache_module
-from datasync.streaming.cache import Cache, Need, NoRoom
+from datasync.streaming import room as room_module
+from datasync.streaming.cache import Cache
 from datasync.streaming.fetch import ShardSource
 from datasync.streaming.filelock import file_lock
+from datasync.streaming.room import Need, NoRoom, quarantine_name, quarantined
 from datasync.streaming.stamps import FOLDER, Item, Stamps, encoded
 from datasync.streaming.stats import Stats
 from shards.digests import digest_bytes
@@ -51,7 +52,7 @@ def test_the_limit_holds_and_the_oldest_use_goes_first(cache: Cache) -> None:
     cache.stamps.touch("a")
     put(cache, "d", b"d" * 100)
     assert held_names(cache) == {"a", "c", "d"}
-    assert cache.used_bytes() == 300
+    assert cache.room.used_bytes() == 300
 
 
 def test_what_the_plan_needs_soonest_goes_last(cache: Cache) -> None:
@@ -90,10 +91,10 @@ def test_a_reader_that_stands_still_may_evict_an_open_file_which_stays_readable(
 
 def test_reserved_bytes_count_before_they_are_written(cache: Cache) -> None:
     with cache.reserve(200, Need()):
-        assert cache.used_bytes() == 200
+        assert cache.room.used_bytes() == 200
         with pytest.raises(NoRoom), cache.reserve(200, Need()):
             pass
-    assert cache.used_bytes() == 0
+    assert cache.room.used_bytes() == 0
     assert temp_files(cache.root) == []
 
 
@@ -106,7 +107,7 @@ def test_files_that_datasync_did_not_place_are_neither_counted_nor_removed(cache
     for name in "abcde":
         put(cache, name, name.encode() * 100)
     assert (cache.root / "mine").read_bytes() == b"x" * 1000
-    assert cache.used_bytes() == 300
+    assert cache.room.used_bytes() == 300
 
 
 def test_a_file_of_a_dead_process_is_swept_and_one_of_a_living_process_is_not(cache: Cache) -> None:
@@ -129,7 +130,7 @@ def test_folders_can_share_one_limit(tmp_path: Path) -> None:
     put(two, "d", b"d" * 100)
     assert held_names(one) == {"c"}
     assert held_names(two) == {"b", "d"}
-    assert one.used_bytes() == two.used_bytes() == 300
+    assert one.room.used_bytes() == two.room.used_bytes() == 300
 
 
 def test_the_folder_says_whose_it_is(cache: Cache) -> None:
@@ -152,22 +153,32 @@ def test_a_damaged_stamp_only_costs_a_second_look(cache: Cache) -> None:
     assert not cache.trusted(wanted)
     assert cache.adopt(wanted)
     assert cache.trusted(wanted)
-    assert cache.used_bytes() == 100  # still ours
+    assert cache.room.used_bytes() == 100  # still ours
 
 
 def test_a_file_announced_and_never_placed_is_no_file(cache: Cache) -> None:
     cache.stamps.announce(item("a", b"a"))
-    assert cache.used_bytes() == 0
+    assert cache.room.used_bytes() == 0
     assert not cache.trusted(item("a", b"a"))
 
 
 def test_a_file_placed_by_a_process_killed_before_its_stamp_is_verified_and_is_ours(cache: Cache) -> None:
     cache.stamps.announce(item("a", b"a" * 100))
     (cache.root / "a").write_bytes(b"a" * 100)
-    assert cache.used_bytes() == 100
+    assert cache.room.used_bytes() == 100
     assert cache.adopt(item("a", b"a" * 100))
     put(cache, "b", b"b" * 300)
     assert held_names(cache) == {"b"}
+
+
+def test_a_users_file_in_quarantine_is_never_taken_for_one_of_ours(cache: Cache) -> None:
+    folder = cache.root / FOLDER / "quarantine"
+    folder.mkdir(parents=True)
+    (folder / quarantine_name("a.placed.mds", placed=False)).write_bytes(b"x" * 1000)
+    (folder / quarantine_name("b.mds", placed=True)).write_bytes(b"y" * 100)
+    assert [victim.bytes for victim in quarantined(cache.root)] == [100]
+    put(cache, "c", b"c" * 300)
+    assert [path.stat().st_size for path in folder.iterdir()] == [1000]
 
 
 def test_a_full_disk_evicts_and_then_is_an_error(tmp_path: Path, monkeypatch) -> None:
@@ -178,7 +189,7 @@ def test_a_full_disk_evicts_and_then_is_an_error(tmp_path: Path, monkeypatch) ->
     def statvfs(path: str) -> os.statvfs_result:
         return os.statvfs_result((1, 1, 10**12, free[0], free[0], 1, 1, 1, 0, 255))
 
-    monkeypatch.setattr(cache_module.os, "statvfs", statvfs)
+    monkeypatch.setattr(room_module.os, "statvfs", statvfs)
     make_dataset(tmp_path / "more", first=1000)
     stream = ShardSource(
         replicas=[LocalStore(tmp_path / "more")], local=tmp_path / "local", download_timeout=0.3
