@@ -57,13 +57,13 @@ def inspect(
 
 def _store(config: Config, place: str) -> Store:
     """Where the dataset lies: a path or a URL as it is, a name at its home or where it is first found."""
-    if any(mark in place for mark in ":/.") or Path(place).exists():
-        return config.resolve(place)
     from shards.errors import UsageError
 
     recipe = config.datasets.get(place)
     if recipe is not None and recipe.home is not None:
         return config.resolve(f"{recipe.home}:{place}")
+    if any(mark in place for mark in ":/.") or Path(place).exists():
+        return config.resolve(place)
     clusters = config.find_dataset(place)
     if not clusters:
         raise UsageError(f"no cluster has a dataset {place}", mend="give its folder, URL or cluster:name")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -173,7 +174,10 @@ def _places(config: Config, places: Sequence[str]) -> tuple[list[str], str, dict
 def _convert(config: Config, sources: list[str], out: str, options: dict[str, Any]) -> ConvertResult:
     from datasync.cli.places import locate
     from shards.convert import convert
+    from shards.errors import UsageError
 
+    if os.path.isfile(out):
+        raise UsageError(f"{out} is a file", mend="give the folder that the dataset is to have")
     urls, access = locate(config, sources)
     store = config.resolve(out)
     return convert(urls, store, storage_options=access, **options)
