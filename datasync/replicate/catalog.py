@@ -22,7 +22,7 @@ from datasync.ops.receipts import Receipt
 from datasync.replicate.layout import INDEX, check_data_key, is_internal, origin_key
 from datasync.replicate.limits import identity
 from datasync.replicate.plan import schema
-from datasync.replicate.retry import retrying
+from datasync.replicate.retry import RETRY_SECONDS, retrying
 from datasync.storage.base import ObjectInfo, Store
 from shards.manifest import Manifest, manifest_key
 from shards.manifest import schema as manifest_schema
@@ -75,13 +75,16 @@ class Catalog:
         return None if self.kind == TREE else int(pc.sum(self.table["samples"]).as_py() or 0)
 
 
-def describe(store: Store, name: str, *, as_tree: bool = False) -> Catalog:
+def describe(
+    store: Store, name: str, *, as_tree: bool = False, retry_seconds: float = RETRY_SECONDS
+) -> Catalog:
     """What lies at `store`.
 
     Args:
         store (Store): The root of the dataset or tree.
         name (str): What to call it.
         as_tree (bool): Copy every file, also of a folder that has an index. Default: ``False``.
+        retry_seconds (float): How long a failing store is tried. Default: ``120``.
 
     Raises:
         NotFoundError: Nothing is there.
@@ -89,18 +92,18 @@ def describe(store: Store, name: str, *, as_tree: bool = False) -> Catalog:
         StoreError: The listing could not be completed: a partial listing is never taken for a whole one.
     """
     if as_tree:
-        return _tree(store, name)
+        return _tree(store, name, retry_seconds)
     try:
-        info = retrying(lambda: store.stat(INDEX))
+        info = retrying(lambda: store.stat(INDEX), seconds=retry_seconds)
     except NotFoundError:
-        return _tree(store, name)
-    data = retrying(lambda: store.read(INDEX, etag=info.etag))
+        return _tree(store, name, retry_seconds)
+    data = retrying(lambda: store.read(INDEX, etag=info.etag), seconds=retry_seconds)
     where = f"{store.url}/{INDEX}"
     extra = _own_part(data, where)
     if extra is None:
-        return _tree(store, name)
+        return _tree(store, name, retry_seconds)
     if "manifest" in extra and "version" in extra:
-        return _dataset(store, name, data, info, str(extra["version"]))
+        return _dataset(store, name, data, info, str(extra["version"]), retry_seconds)
     from shards.index import Index
 
     return _mds(store, name, data, info, Index.parse(data, where=where))
@@ -128,10 +131,12 @@ def _own_part(data: bytes, where: str) -> Mapping[str, object] | None:
     return extra
 
 
-def _dataset(store: Store, name: str, data: bytes, info: ObjectInfo, version: str) -> Catalog:
+def _dataset(
+    store: Store, name: str, data: bytes, info: ObjectInfo, version: str, retry_seconds: float
+) -> Catalog:
     where = f"{store.url}/{manifest_key(version)}"
     try:
-        raw = retrying(lambda: store.read(manifest_key(version)))
+        raw = retrying(lambda: store.read(manifest_key(version)), seconds=retry_seconds)
     except NotFoundError:
         raise NotFoundError(
             f"{store.url}/{INDEX} names the manifest {version[:12]}…, which is not there",
@@ -224,11 +229,12 @@ def _tags_of(store: Store, keys: set[str]) -> dict[str, str | None]:
     return {info.key: tag_of(store, info) for info in store.list() if info.key in keys}
 
 
-def _tree(store: Store, name: str) -> Catalog:
+def _tree(store: Store, name: str, retry_seconds: float) -> Catalog:
     import pyarrow as pa
 
     try:
-        found = [info for info in retrying(lambda: list(store.list())) if not is_internal(info.key)]
+        listed = retrying(lambda: list(store.list()), seconds=retry_seconds)
+        found = [info for info in listed if not is_internal(info.key)]
     except NotFoundError as error:
         raise NotFoundError(
             f"there is no {name} at {store.url}",

@@ -25,7 +25,7 @@ from datasync.errors import (
 )
 from datasync.replicate.journal import Begun, Done, Journal
 from datasync.replicate.layout import quarantine_key
-from datasync.replicate.limits import concurrency_of
+from datasync.replicate.limits import concurrency_of, endpoint_of
 from datasync.replicate.plan import Item
 from datasync.replicate.retry import RETRY_SECONDS, Stopped, retrying
 from datasync.storage.base import Buffer, Store
@@ -104,7 +104,8 @@ class Lane:
         self.deferred: list[Item] = []
         self.present: frozenset[str] | set[str] = frozenset()
         self.uploads: dict[str, Begun] = {}
-        self.server_copy = True
+        # Between folders every byte is read here anyway, so it is proven before it has a name.
+        self.server_copy = endpoint_of(store) != "file://"
         self._turn = turn
         self._stop = stop
         self._on_progress = on_progress

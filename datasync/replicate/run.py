@@ -243,7 +243,10 @@ class _Run:
         self.signature: tuple[str, bytes] | None = None
 
     def go(self) -> None:
-        catalog = describe(self.source, self.name, as_tree=self.options.as_tree)
+        options = self.options
+        catalog = describe(
+            self.source, self.name, as_tree=options.as_tree, retry_seconds=options.retry_seconds
+        )
         if self.options.require_signature is not None:
             from datasync.ops.signatures import check_signature
 

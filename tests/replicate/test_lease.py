@@ -68,7 +68,8 @@ def test_of_many_contenders_one_wins(store):
 
 def test_a_holder_on_this_host_that_died_is_replaced_at_once(tmp_path):
     code = (
-        "import os, sys; from datasync.replicate.lease import Lease; from datasync.storage.local import LocalStore\n"
+        "import os; from datasync.replicate.lease import Lease\n"
+        "from datasync.storage.local import LocalStore\n"
         f"Lease(LocalStore({str(tmp_path)!r}), 'killed').acquire(); os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=False)
@@ -134,8 +135,8 @@ def test_a_receipt_of_an_overtaken_run_is_refused(tmp_path):
     store = LocalStore(tmp_path)
     one = receipts.Receipt(
         name="x", kind="tree", version="0" * 64, state="whole", objects=0, bytes=0, samples=None,
-        source={"url": "u", "endpoint": "e", "index": None}, destination="d", index=None, copied={"objects": 0, "bytes": 0},
-        adopted=0, checked={}, started="", finished="", tool="", host="", token=5,
+        source={"url": "u", "endpoint": "e", "index": None}, destination="d", index=None, checked={},
+        copied={"objects": 0, "bytes": 0}, adopted=0, started="", finished="", tool="", host="", token=5,
     )  # fmt: skip
     receipts.write(store, one)
     with pytest.raises(ConflictError, match="overtaken"):

@@ -1,0 +1,173 @@
+"""The commands as a user runs them, on folders and on two S3 servers."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from datasync.ops import receipts
+from datasync.storage import open_store
+from datasync.storage.local import LocalStore
+from tests.replicate.kit import data_of, datasync, make_dataset, write_tree
+
+CONFIG = """
+[clusters.cluster-a]
+url = "a"
+egress_per_gib = 0.05
+[clusters.cluster-b]
+url = "b"
+[clusters.cluster-c]
+url = "c"
+[datasets.emoji]
+home = "cluster-a"
+"""
+
+
+@pytest.fixture
+def work(tmp_path):
+    (tmp_path / "datasync.toml").write_text(CONFIG)
+    make_dataset(LocalStore(tmp_path / "a" / "emoji"), count=6)
+    return tmp_path
+
+
+def test_every_configured_dataset_goes_to_every_named_cluster(work):
+    done = datasync("replicate", "--to", "cluster-b,cluster-c", cwd=work)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("emoji ")
+    assert "→ cluster-b" in lines[0]
+    assert "6 shards" in lines[0]
+    assert "6 copied" in lines[0]
+    assert "verified, published" in lines[0]
+    assert data_of(LocalStore(work / "c" / "emoji")) == data_of(LocalStore(work / "a" / "emoji"))
+    again = datasync("replicate", "emoji", "--to", "cluster-b", cwd=work)
+    assert "nothing to copy, whole since" in again.stdout
+
+
+def test_json_says_everything_exactly(work):
+    document = json.loads(datasync("replicate", "--to", "cluster-b", "--json", cwd=work).stdout)
+    (found,) = document["replications"]
+    assert (found["state"], found["copied"]["objects"], found["failed"]) == ("published", 6, 0)
+    assert found["copied"]["bytes"] == found["bytes"] == sum(20_000 + n for n in range(6))
+
+
+def test_a_dry_run_tells_objects_bytes_and_cost(work):
+    done = datasync("replicate", "--to", "cluster-b", "--dry-run", cwd=work)
+    assert "6 to copy (117.2 KiB), 0 already there" in done.stdout
+    assert "costs 0.00" in done.stdout
+    assert not (work / "b").exists()
+    document = json.loads(datasync("replicate", "--to", "cluster-b", "--dry-run", "--json", cwd=work).stdout)
+    assert document["replications"][0]["cost"] == pytest.approx(
+        0.05 * sum(20_000 + n for n in range(6)) / 2**30
+    )
+
+
+def test_a_folder_goes_under_its_name_and_another_under_a_given_one(work):
+    write_tree(work / "runs" / "step-10", {"model.pt": b"m" * 1000, ".metadata": b"x"})
+    datasync("replicate", "runs/step-10", "--to", "cluster-b", cwd=work)
+    datasync("replicate", "./runs/step-10", "--to", "cluster-b:ckpt/best", cwd=work)
+    datasync("replicate", "./runs/step-10", "--to", "./elsewhere", "--as", "final", cwd=work)
+    for place in ("b/step-10", "b/ckpt/best", "elsewhere/final"):
+        assert (work / place / "model.pt").read_bytes() == b"m" * 1000
+        assert receipts.read(LocalStore(work / place)).kind == "tree"
+
+
+def test_a_dataset_that_nobody_lists_is_found_where_it_is(work):
+    make_dataset(LocalStore(work / "c" / "flags"), count=2)
+    datasync("replicate", "flags", "--to", "cluster-b", cwd=work)
+    assert data_of(LocalStore(work / "b" / "flags")) == data_of(LocalStore(work / "c" / "flags"))
+    assert json.loads(
+        datasync("replicate", "flags", "--to", "cluster-a", "--from", "cluster-b", "--json", cwd=work).stdout
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["replicate", "emoji"], 2, "--to"),
+        (["replicate", "emoji", "--to", "cluster-d"], 2, "did you mean"),
+        (["replicate", "emojy", "--to", "cluster-b"], 1, "no dataset 'emojy'"),
+        (["replicate", "./nowhere", "--to", "cluster-b"], 1, "nowhere"),
+        (["replicate", "emoji", "--to", "cluster-a"], 2, "source itself"),
+        (["replicate", "emoji", "--to", "cluster-b", "--verify", "never"], 2, "stored or full"),
+        (["replicate", "emoji", "--to", "cluster-b", "--max-delete", "200%"], 2, "share"),
+        (["replicate", "emoji", "--to", "cluster-b", "--max-runtime", "soon"], 2, "duration"),
+        (["replicate", "emoji", "--to", "cluster-b", "--engine", "slurm"], 2, "local or ray"),
+        (["replicate", "s3://bucket/x", "--from", "cluster-a", "--to", "cluster-b"], 2, "says itself"),
+        (["replicate", "gopher://x/y", "--to", "cluster-b"], 2, "gopher"),
+        (["verify", "emoji"], 2, "--cluster"),
+        (["verify", "emoji", "--cluster", "cluster-a", "--quick", "--full"], 2, "exclude"),
+        (["verify", "emoji", "--cluster", "cluster-a", "--sample", "0"], 2, "between"),
+        (["wait", "emoji", "--cluster", "cluster-b", "--version", "xyz"], 2, "no version"),
+        (["wait", "emoji", "--cluster", "cluster-b", "--timeout", "0.2s"], 1, "not whole"),
+        (["repair", "emoji", "--cluster", "cluster-b"], 1, "no receipt"),
+        (["status", "--cluster", "cluster-x"], 2, "cluster-x"),
+    ],
+)
+def test_bad_input_is_one_clear_error(work, arguments, code, message):
+    done = datasync(*arguments, cwd=work, check=code)
+    assert message in done.stderr
+    assert "mend:" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (work / "b").exists() or "repair" in arguments
+
+
+def test_verify_repair_status_and_wait_tell_one_story(work):
+    datasync("replicate", "--to", "cluster-b", cwd=work)
+    assert "all good" in datasync("verify", "emoji", "--cluster", "cluster-b", "-q", cwd=work).stdout
+    shard = next((work / "b" / "emoji" / "shards").iterdir())
+    shard.write_bytes(b"?" * shard.stat().st_size)
+    bad = datasync("verify", "emoji", "--cluster", "cluster-b", "-q", cwd=work, check=3)
+    assert "1 bad or missing" in bad.stdout
+    assert "datasync repair emoji --cluster cluster-b" in bad.stderr
+    states = {row.split()[1]: row.split()[2] for row in datasync("status", cwd=work).stdout.splitlines()[1:]}
+    assert states == {"cluster-a": "home", "cluster-b": "damaged", "cluster-c": "absent"}
+    datasync("wait", "emoji", "--cluster", "cluster-b", "--timeout", "0.1s", cwd=work, check=1)
+    assert "1 repaired" in datasync("repair", "emoji", "--cluster", "cluster-b", "-q", cwd=work).stdout
+    places = json.loads(datasync("status", "emoji", "--json", cwd=work).stdout)["places"]
+    by = {place["cluster"]: place for place in places}
+    assert by["cluster-b"]["state"] == "whole"
+    assert by["cluster-b"]["verified"]["mode"] == "full"
+    version = by["cluster-b"]["version"]
+    assert version == by["cluster-a"]["version"]
+    receipt = json.loads(
+        datasync(
+            "wait", "emoji", "--cluster", "cluster-b", "--version", version[:8], "--json", cwd=work
+        ).stdout
+    )
+    assert receipt["version"] == version
+    make_dataset(LocalStore(work / "a" / "emoji"), count=7)
+    places = json.loads(datasync("status", "emoji", "--cluster", "cluster-b", "--json", cwd=work).stdout)[
+        "places"
+    ]
+    assert places[0]["state"] == "outdated"
+    assert places[0]["missing_bytes"] == 20_006
+
+
+def test_two_servers_by_their_configuration(tmp_path, s3_a, s3_b):
+    url_a, url_b = s3_a.url(), s3_b.url()
+    keys = 'access_key = "env:TEST_KEY"\nsecret_key = "env:TEST_SECRET"\nregion = "us-east-1"\n'
+    (tmp_path / "datasync.toml").write_text(
+        f'[clusters.cluster-a]\nurl = "{url_a}"\nendpoint = "{s3_a.endpoint}"\n{keys}'
+        f'[clusters.cluster-b]\nurl = "{url_b}"\nendpoint = "{s3_b.endpoint}"\n{keys}'
+        '[datasets.emoji]\nhome = "cluster-a"\n'
+    )
+    source = open_store(f"{url_a}/emoji", **s3_a.options)
+    make_dataset(source, count=5)
+    env = {"TEST_KEY": s3_a.access_key, "TEST_SECRET": s3_a.secret_key}
+    assert "5 copied" in datasync("replicate", "--to", "cluster-b", cwd=tmp_path, env=env).stdout
+    b = open_store(f"{url_b}/emoji", **s3_b.options)
+    assert data_of(b) == data_of(source)
+    receipt = b.read("_datasync/receipt.json").decode()
+    assert s3_a.secret_key not in receipt
+    assert "nothing to copy" in datasync("replicate", "--to", "cluster-b", cwd=tmp_path, env=env).stdout
+    assert (
+        "all good"
+        in datasync("verify", "emoji", "--cluster", "cluster-b", "-q", cwd=tmp_path, env=env).stdout
+    )
+    wrong = datasync(
+        "replicate", "--to", "cluster-b", cwd=tmp_path, env=env | {"TEST_SECRET": "wrong"}, check=1
+    )
+    assert "secret key" in wrong.stderr
+    assert "Traceback" not in wrong.stderr

@@ -1,0 +1,211 @@
+"""Scrubbing and repairing: damage is found, named, kept out of the way, and mended from a good replica."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from datasync.errors import BusyError, NotFoundError
+from datasync.ops import receipts
+from datasync.replicate import Stop, replicate
+from datasync.replicate.lease import held
+from datasync.replicate.repair import repair
+from datasync.replicate.verify import verify
+from datasync.storage.local import LocalStore
+from tests.replicate.kit import QUICK, Spy, data_of, make_dataset
+
+
+@pytest.fixture(params=["local", "s3"])
+def copy(request, tmp_path):
+    """A source with its shards, and a copy of it."""
+    if request.param == "local":
+        source, b = Spy(LocalStore(tmp_path / "a")), Spy(LocalStore(tmp_path / "b"))
+    else:
+        a_server, b_server = request.getfixturevalue("s3_a"), request.getfixturevalue("s3_b")
+        source, b = Spy(a_server.store("emoji")), Spy(b_server.store("emoji"))
+    shards = make_dataset(source, count=8)
+    replicate(source, {"b": b}, name="emoji", options=QUICK)
+    b.calls.clear()
+    return source, b, shards
+
+
+def damage(b, shards):
+    """One object is flipped, one cut, one gone."""
+    flipped, cut, gone = list(shards)[:3]
+    data = bytearray(shards[flipped])
+    data[100] ^= 1
+    b.inner.write(flipped, bytes(data))
+    b.inner.write(cut, shards[cut][:-1])
+    b.inner.delete([gone])
+    return flipped, cut, gone
+
+
+def check(store, **options):
+    return verify(store, name="emoji", quiet=True, **options)
+
+
+def test_a_good_copy_is_good_and_its_receipt_says_when(copy):
+    _, b, shards = copy
+    report = check(b)
+    assert report.good
+    assert (report.hashed, report.extra) == (len(shards), 0)
+    verified = receipts.read(b).verified
+    assert (verified["mode"], verified["objects"], verified["bad"], verified["missing"]) == (
+        "full",
+        len(shards),
+        0,
+        0,
+    )
+
+
+def test_damage_is_named_quarantined_and_recorded(copy):
+    _, b, shards = copy
+    flipped, cut, gone = damage(b, shards)
+    report = check(b)
+    assert {(f.key, f.problem) for f in report.findings} == {
+        (flipped, "digest"),
+        (cut, "size"),
+        (gone, "missing"),
+    }
+    assert not {flipped, cut, gone} & set(data_of(b))
+    assert b.read(f"_datasync/quarantine/{flipped}") != shards[flipped]
+    receipt = receipts.read(b)
+    assert not receipt.whole
+    assert sorted(json.loads(b.read(f"_datasync/damage/{receipt.version}.json"))["damaged"]) == sorted(
+        [flipped, cut, gone]
+    )
+
+
+def test_repair_brings_back_exactly_what_is_damaged(copy):
+    source, b, shards = copy
+    damaged = damage(b, shards)
+    check(b)
+    b.calls.clear()
+    result = repair(b, [source], name="emoji", quiet=True)
+    assert (result.damaged, result.repaired, result.left) == (3, 3, {})
+    assert set(b.data_writes()) == set(damaged)
+    assert data_of(b) == data_of(source)
+    assert receipts.read(b).whole
+    assert check(b).good
+
+
+def test_the_next_replication_mends_what_verify_found(copy):
+    source, b, shards = copy
+    damage(b, shards)
+    check(b)
+    (outcome,) = replicate(source, {"b": b}, name="emoji", options=QUICK)
+    assert (outcome.state, outcome.tally.copied) == ("published", 3)
+    assert data_of(b) == data_of(source)
+    assert receipts.read(b).whole
+
+
+def test_repair_takes_no_replica_on_trust(copy):
+    source, b, shards = copy
+    flipped, *_ = damage(b, shards)
+    check(b)
+    source.inner.write(flipped, b"?" * len(shards[flipped]))
+    result = repair(b, [source], name="emoji", quiet=True)
+    assert set(result.left) == {flipped}
+    assert not receipts.read(b).whole
+    source.inner.write(flipped, shards[flipped])
+    assert repair(b, [source], name="emoji", quiet=True).left == {}
+    assert receipts.read(b).whole
+
+
+def test_repair_asks_the_next_replica_when_the_first_is_bad(copy, tmp_path):
+    source, b, shards = copy
+    other = LocalStore(tmp_path / "third")
+    replicate(source, {"c": other}, name="emoji", options=QUICK)
+    flipped, *_ = damage(b, shards)
+    source.inner.write(flipped, b"?" * len(shards[flipped]))
+    check(b)
+    assert repair(b, [source, other], name="emoji", quiet=True).left == {}
+    assert b.read(flipped) == shards[flipped]
+
+
+def test_samples_cover_everything_in_turn(copy):
+    _, b, shards = copy
+    seen: set[str] = set()
+    for turn in range(4):
+        b.calls.clear()
+        report = check(b, mode="sample", share=0.25)
+        read = {key for op, key in b.calls if op == "stream" and key.startswith("shards/")}
+        assert report.hashed == len(read)
+        assert not read & seen
+        seen |= read
+        assert receipts.read(b).verified["stripe"] == turn
+    assert seen == set(shards)
+
+
+def test_quick_looks_at_names_and_sizes_only(copy):
+    _, b, shards = copy
+    _, cut, gone = damage(b, shards)
+    report = check(b, mode="quick")
+    assert {f.key for f in report.findings} == {cut, gone}
+    assert not [call for call in b.calls if call[0] == "stream"]
+
+
+def test_a_stopped_scrub_goes_on_where_it_was(copy, monkeypatch):
+    from datasync.replicate import verify as module
+
+    monkeypatch.setattr(module, "_READERS", 1)
+    _, b, shards = copy
+    stop = Stop()
+    b.before = lambda op, key: stop.ask("by a test") if op == "stream" and b.count("stream") == 4 else None
+    report = check(b, stop=stop)
+    assert not report.finished
+    assert receipts.read(b).verified is None
+    first = {key for op, key in b.calls if op == "stream"}
+    b.before = None
+    b.calls.clear()
+    report = check(b)
+    second = {key for op, key in b.calls if op == "stream"}
+    assert report.finished
+    assert report.hashed == len(shards)
+    assert not first & second
+    assert first | second == set(shards)
+    assert not list(b.list("_datasync/scrub/"))
+
+
+def test_a_damaged_index_is_found_and_repaired(copy):
+    source, b, _ = copy
+    b.inner.write("index.json", b'{"version": 2, "shards": []}')
+    report = check(b)
+    assert [f.key for f in report.findings] == ["index.json"]
+    assert repair(b, [source], name="emoji", quiet=True).left == {}
+    assert b.read("index.json") == source.read("index.json")
+    (outcome,) = replicate(source, {"b": b}, name="emoji", options=QUICK)
+    assert outcome.state == "already"
+
+
+def test_the_home_is_verified_by_its_own_manifest_and_nothing_is_written_there(copy):
+    source, _, shards = copy
+    bad = next(iter(shards))
+    source.inner.write(bad, b"?" * len(shards[bad]))
+    source.calls.clear()
+    report = check(source)
+    assert [f.key for f in report.findings] == [bad]
+    assert not [call for call in source.calls if call[0] in ("write", "delete", "copy")]
+
+
+def test_objects_that_nobody_knows_are_counted_and_left(copy):
+    _, b, _ = copy
+    b.inner.write("notes.txt", b"mine")
+    report = check(b)
+    assert report.good
+    assert report.extra == 1
+    assert b.read("notes.txt") == b"mine"
+
+
+def test_nothing_is_verified_during_a_replication(copy):
+    _, b, _ = copy
+    with held(b, "replicate emoji"), pytest.raises(BusyError):
+        check(b)
+
+
+def test_without_index_and_receipt_there_is_nothing_to_verify_against(tmp_path):
+    store = LocalStore(tmp_path)
+    store.write("x", b"x")
+    with pytest.raises(NotFoundError, match="nothing says"):
+        check(store)
