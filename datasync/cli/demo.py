@@ -43,6 +43,7 @@ TRAIN = """\
 [run]
 dir = "runs/first"
 steps = {steps}
+threads = 1
 
 [data]
 remote = "cluster-b:shapes"
@@ -58,6 +59,9 @@ hidden = 352
 
 [checkpoint]
 every = {every}
+
+[log]
+every = 10
 """
 
 
@@ -66,7 +70,7 @@ def demo(
         Path, typer.Argument(help="Where to work; what an earlier demo left there goes.")
     ] = Path("demo"),
     count: Annotated[int, typer.Option(help="Drawings in the corpus.", min=64)] = 4000,
-    steps: Annotated[int, typer.Option(help="Training steps.", min=8)] = 80,
+    steps: Annotated[int, typer.Option(help="Training steps.", min=8)] = 60,
     only_prepare: Annotated[
         bool, typer.Option("--prepare", help="Draw the corpus, write the configuration, stop.")
     ] = False,
@@ -85,9 +89,9 @@ def demo(
     stage.run("shard", "shapes")
     stage.run("replicate", "shapes", "--to", "cluster-b")
     stage.run("verify", "shapes", "--cluster", "cluster-b")
-    killed_at = stage.train("train.toml", kill_at=steps // 2)
-    stage.train("train.toml")
-    stage.train("train.toml", "--set", "run.dir=runs/undisturbed")
+    killed_at = stage.run_and_kill("train", "train.toml", metrics="runs/first/metrics.jsonl", step=steps // 2)
+    stage.run("train", "train.toml")
+    stage.run("train", "train.toml", "--set", "run.dir=runs/undisturbed")
 
     same = _summarise(folder, killed_at=killed_at)
     print(f"\n{time.monotonic() - started:.0f} s in all. To go on: cd {folder} && datasync status")
@@ -95,7 +99,7 @@ def demo(
         raise typer.Exit(1)
 
 
-def prepare(folder: Path, *, count: int, steps: int = 80) -> None:
+def prepare(folder: Path, *, count: int, steps: int = 60) -> None:
     """Write the corpus, `datasync.toml` and `train.toml` into `folder`.
 
     Raises:
@@ -131,43 +135,24 @@ class _Stages:
     def run(self, *arguments: str) -> None:
         """Run `datasync ARGUMENTS`; an error ends the demo with the command's own message and code."""
         self.say("$ datasync " + " ".join(arguments))
-        process = self._start(*arguments)
-        for line in process.stdout:  # type: ignore[union-attr]  # it is a pipe
-            print("   " + line.rstrip(), flush=True)
-        if process.wait() != 0:
-            raise typer.Exit(process.returncode)
-
-    def train(self, *arguments: str, kill_at: int | None = None) -> int:
-        """Run `datasync train`, showing some of its lines; SIGKILL it once it has finished step `kill_at`."""
-        self.say(
-            "$ datasync train " + " ".join(arguments) + ("      (to be killed half way)" if kill_at else "")
-        )
-        process = self._start("train", *arguments)
-        metrics = self._folder / "runs" / "first" / "metrics.jsonl"
-        killed: list[int] = []
-        watcher = threading.Thread(target=_kill_at, args=(process, metrics, kill_at, killed), daemon=True)
-        if kill_at is not None:
-            watcher.start()
-        shown = 0.0
-        lines: list[str] = []
-        for line in process.stdout:  # type: ignore[union-attr]
-            lines.append(line.rstrip())
-            if time.monotonic() - shown > 2:
-                shown = time.monotonic()
-                print("   " + lines[-1], flush=True)
-        code = process.wait()
-        if kill_at is not None:
-            watcher.join()
-            print(
-                f"   kill -9 after step {killed[0]}" if killed else "   it ended before it could be killed",
-                flush=True,
-            )
-            return killed[0] if killed else 0
-        print("   " + "\n   ".join(lines[-2:]), flush=True)
+        code = _show(self._start(*arguments))
         if code != 0:
-            print("   " + "\n   ".join(lines[-20:]), file=sys.stderr)
             raise typer.Exit(code)
-        return 0
+
+    def run_and_kill(self, *arguments: str, metrics: str, step: int) -> int:
+        """Run `datasync ARGUMENTS` and SIGKILL it once its metrics tell of `step`; the step it got to."""
+        self.say("$ datasync " + " ".join(arguments) + "      (to be killed half way)")
+        process = self._start(*arguments)
+        reached: list[int] = []
+        watch = threading.Thread(target=_kill_at, args=(process, self._folder / metrics, step, reached))
+        watch.start()
+        code = _show(process)
+        watch.join()
+        if not reached:
+            print("   it ended before it could be killed", flush=True)
+            raise typer.Exit(code or 1)
+        print(f"   kill -9 after step {reached[0]}", flush=True)
+        return reached[0]
 
     def _start(self, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -181,13 +166,21 @@ class _Stages:
         )
 
 
-def _kill_at(process: subprocess.Popen[str], metrics: Path, step: int, killed: list[int]) -> None:
+def _show(process: subprocess.Popen[str]) -> int:
+    """Show what a process says, and wait for it."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        print("   " + line.rstrip(), flush=True)
+    return process.wait()
+
+
+def _kill_at(process: subprocess.Popen[str], metrics: Path, step: int, reached: list[int]) -> None:
     """Wait until the run's metrics tell of `step`, then SIGKILL the process."""
     while process.poll() is None:
         done = max((row["step"] for row in _steps(metrics)), default=0)
         if done >= step:
             process.send_signal(signal.SIGKILL)
-            killed.append(done)
+            reached.append(done)
             return
         time.sleep(0.05)
 
