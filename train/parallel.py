@@ -59,12 +59,12 @@ class Engine:
             self._shard()
         model.to_empty(device=team.device)
         self.forward: nn.Module = model
-        if self.mode == "ddp" and team.distributed and not self.elastic:
-            self.forward = _ddp(model, team)
         self.parameters = list(model.parameters())
         self.forward_s = 0.0
         self.reset()
         model.train()
+        if self.mode == "ddp" and team.world > 1 and not self.elastic:
+            self.forward = _ddp(model, team)
 
     def reset(self) -> None:
         """The initial weights: from the seed, then from `model.weights`."""
@@ -193,13 +193,17 @@ def _dtype(config: Config, team: Team) -> str:
 
 
 def _ddp(model: nn.Module, team: Team) -> nn.Module:
-    """DDP with buckets that never move.
+    """DDP that adds in the same order in its first step as in all others.
 
-    DDP regroups its buckets after the first step, and the order in which a ring adds depends on the bucket:
-    with more than two ranks, the first step after a restart would differ in its last bits from the same step
-    without one. Searching for unused parameters keeps the first grouping.
+    DDP regroups its buckets after the first backward pass, and the order in which a ring adds depends on the
+    bucket: with more than two ranks, the first step after a restart would differ in its last bits from the
+    same step without one. So a backward pass over nothing comes first.
     """
     from torch.nn.parallel import DistributedDataParallel
 
     devices = [team.device.index] if team.device.type == "cuda" else None
-    return DistributedDataParallel(model, device_ids=devices, find_unused_parameters=True)
+    wrapped = DistributedDataParallel(model, device_ids=devices)
+    tokens = torch.zeros(1, 2, dtype=torch.int64, device=team.device)
+    wrapped(tokens, targets=tokens).backward()
+    model.zero_grad()
+    return wrapped
