@@ -14,7 +14,8 @@ samples to the same disk, except the first two, which are ceilings:
     litdata     optimize() over rows of NumPy arrays
 
 A rate is raw bytes of tokens a second (MB = 10^6); a name's number is how many processes work. All contenders
-run in turn, `--rounds` times, and the best round of each counts.
+run in turn, `--rounds` times, and the best round of each counts. On a machine that others use too, look at
+the ratios of CPU time: seconds of all processes together, which waiting does not change.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import resource
 import shutil
 import sys
 import tempfile
@@ -71,9 +73,12 @@ def rows(path: Path) -> Iterator[np.ndarray]:
         yield from batch.column(0).flatten().to_numpy().reshape(-1, TOKENS)
 
 
-def run_zstd(buffers: list[bytes]) -> None:
-    for buffer in buffers:
-        zstandard.ZstdCompressor(level=LEVEL).compress(buffer)
+_BUFFERS: dict[Path, bytes] = {}
+
+
+def run_zstd(paths: list[Path], out: Path) -> None:
+    for path in paths:
+        zstandard.ZstdCompressor(level=LEVEL).compress(_BUFFERS[path])
 
 
 def run_read(paths: list[Path], out: Path) -> None:
@@ -84,7 +89,8 @@ def run_read(paths: list[Path], out: Path) -> None:
 
 def run_read_zstd(paths: list[Path], out: Path) -> None:
     for path in paths:
-        run_zstd([b"".join(batch.column(0).flatten().to_numpy().data for batch in batches(path))])
+        buffer = b"".join(batch.column(0).flatten().to_numpy().data for batch in batches(path))
+        zstandard.ZstdCompressor(level=LEVEL).compress(buffer)
 
 
 def run_ours(paths: list[Path], out: Path, compression: str | None) -> None:
@@ -136,32 +142,29 @@ def run_litdata(paths: list[Path], out: Path, compression: str | None, workers: 
         )
 
 
-def contenders(
-    paths: list[Path], buffers: list[bytes], pool: ProcessPoolExecutor
-) -> dict[str, Callable[[Path], None]]:
-    """Name -> what is timed; it gets an empty folder."""
+def contenders(paths: list[Path], pool: ProcessPoolExecutor) -> dict[str, Callable[[Path], float]]:
+    """Name -> what is timed: it gets an empty folder and returns the CPU seconds of the pool's workers."""
     halves = [paths[::2], paths[1::2]]
 
-    def alone(work: Callable[..., None], *options: Any) -> Callable[[Path], None]:
-        return lambda out: work(paths, out, *options)
-
-    def in_two(work: Callable[..., None], *options: Any) -> Callable[[Path], None]:
-        def run(out: Path) -> None:
-            jobs = [pool.submit(work, half, out / str(i), *options) for i, half in enumerate(halves)]
-            for job in jobs:
-                job.result()
+    def alone(work: Callable[..., None], *options: Any) -> Callable[[Path], float]:
+        def run(out: Path) -> float:
+            work(paths, out, *options)
+            return 0.0
 
         return run
 
-    def zstd_in_two(out: Path) -> None:
-        for job in [pool.submit(_zstd_half, half) for half in (0, 1)]:
-            job.result()
+    def in_two(work: Callable[..., None], *options: Any) -> Callable[[Path], float]:
+        def run(out: Path) -> float:
+            jobs = [pool.submit(_cpu, work, half, out / str(i), *options) for i, half in enumerate(halves)]
+            return sum(job.result() for job in jobs)
+
+        return run
 
     level = f"zstd:{LEVEL}"
-    found: dict[str, Callable[[Path], None]] = {
+    found: dict[str, Callable[[Path], float]] = {
         "read ×1": alone(run_read),
-        "zstd ×1": lambda out: run_zstd(buffers),
-        "zstd ×2": zstd_in_two,
+        "zstd ×1": alone(run_zstd),
+        "zstd ×2": in_two(run_zstd),
         "read+zstd ×2": in_two(run_read_zstd),
         "ours zstd ×1": alone(run_ours, level),
         "ours zstd ×2": in_two(run_ours, level),
@@ -188,11 +191,11 @@ def contenders(
     return found
 
 
-_BUFFERS: list[bytes] = []
-
-
-def _zstd_half(half: int) -> None:
-    run_zstd(_BUFFERS[half::2])
+def _cpu(work: Callable[..., None], *arguments: Any) -> float:
+    """CPU seconds that `work` takes in this worker."""
+    start = time.process_time()
+    work(*arguments)
+    return time.process_time() - start
 
 
 RATIOS = (
@@ -233,43 +236,54 @@ def measure(folder: Path, mib: int, rounds: int, only: tuple[str, ...]) -> dict[
     (folder / "in").mkdir()
     paths = make_corpus(folder / "in", mib)
     for path in paths:
-        _BUFFERS.append(b"".join(memoryview(row) for row in rows(path)))
-    total = sum(map(len, _BUFFERS))
+        _BUFFERS[path] = b"".join(memoryview(row) for row in rows(path))
+    total = sum(map(len, _BUFFERS.values()))
     best: dict[str, float] = {}
+    least: dict[str, float] = {}
     for module in ("streaming", "litdata"):
         with contextlib.suppress(ImportError):
             __import__(module)
     # Forked now, so that the buffers of bare zstandard are shared and no worker has to start while timed.
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("fork")) as pool:
         list(pool.map(time.sleep, [0.1, 0.1]))
-        found = contenders(paths, _BUFFERS, pool)
+        found = contenders(paths, pool)
         for _ in range(rounds):
             for name, work in found.items():
                 if not name.startswith(only):
                     continue
-                seconds = _timed(partial(work, folder / "out"), folder / "out")
+                seconds, cpu = _timed(partial(work, folder / "out"), folder / "out")
                 best[name] = min(best.get(name, seconds), seconds)
-                print(f"{name:20} {seconds:7.2f} s", file=sys.stderr)
+                least[name] = min(least.get(name, cpu), cpu)
+                print(f"{name:20} {seconds:7.2f} s  {cpu:7.2f} s of CPU", file=sys.stderr)
     rates = {name: total / seconds / 1e6 for name, seconds in best.items()}
     return {
         "bytes": total,
         "cpus": os.cpu_count(),
         "rounds": rounds,
         "seconds": {name: round(seconds, 3) for name, seconds in best.items()},
+        "cpu_seconds": {name: round(seconds, 3) for name, seconds in least.items()},
         "mb_per_second": {name: round(rate, 1) for name, rate in rates.items()},
         "ratios": {
             f"{a} / {b}": round(rates[a] / rates[b], 2) for a, b in RATIOS if a in rates and b in rates
         },
+        "cpu_ratios": {
+            f"{a} / {b}": round(least[b] / least[a], 2) for a, b in RATIOS if a in rates and b in rates
+        },
     }
 
 
-def _timed(work: Callable[[], None], out: Path) -> float:
+def _timed(work: Callable[[], float], out: Path) -> tuple[float, float]:
+    """Seconds, and CPU seconds of this process, of the processes it starts and of the pool's workers."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir()
-    os.sync()
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
+    start, before = time.perf_counter(), _cpu_here()
+    workers = work()
+    return time.perf_counter() - start, _cpu_here() - before + workers
+
+
+def _cpu_here() -> float:
+    uses = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(use.ru_utime + use.ru_stime for use in uses)
 
 
 def _table(report: dict[str, Any]) -> str:
@@ -277,8 +291,11 @@ def _table(report: dict[str, Any]) -> str:
         f"{report['bytes'] / 1e6:.0f} MB of tokens, {report['cpus']} CPUs, best of {report['rounds']}",
         "",
     ]
-    lines += [f"{name:22} {rate:9.1f} MB/s" for name, rate in report["mb_per_second"].items()]
-    lines += ["", *(f"{name:42} {ratio:6.2f}×" for name, ratio in report["ratios"].items())]
+    for name, rate in report["mb_per_second"].items():
+        lines.append(f"{name:22} {rate:9.1f} MB/s {report['cpu_seconds'][name]:8.2f} s of CPU")
+    lines += ["", f"{'':42}   time     CPU"]
+    for name, ratio in report["ratios"].items():
+        lines.append(f"{name:42} {ratio:6.2f}× {report['cpu_ratios'][name]:6.2f}×")
     return "\n".join(lines)
 
 
