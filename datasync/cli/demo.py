@@ -224,10 +224,8 @@ def _summarise(folder: Path, *, killed_at: int) -> bool:
         "trained", f"loss {losses[0]:.2f} → {losses[-1]:.2f} in {len(losses)} steps, read from cluster-b"
     )
     table.add_row("killed", f"SIGKILL after step {killed_at}; {first['attempts']} attempts in all")
-    relation = "=" if same else "≠"
-    table.add_row(
-        "proof", f"weights after resuming {first['digest'][:16]} {relation} {calm['digest'][:16]} undisturbed"
-    )
+    ours, theirs, verdict = first["digest"][:12], calm["digest"][:12], "bit for bit" if same else "DIFFERENT"
+    table.add_row("weights", f"{ours} resumed {'=' if same else '≠'} {theirs} undisturbed, {verdict}")
     table.add_row("plot", str(plot))
     print()
     Console().print(table)
