@@ -414,9 +414,19 @@ def deletable(destination: Destination, catalog: Catalog, *, max_delete: float) 
     Raises:
         StoreError: That would be a larger share than `max_delete`; nothing is removed.
     """
-    if catalog.kind != TREE or destination.plan is None or destination.receipt is None:
+    if catalog.kind != TREE or destination.receipt is None:
         return []
-    ours = set(destination.plan.gone) - read_adopted(destination.store, destination.receipt)
+    store = destination.store
+    ours: set[str] = set()
+    theirs: set[str] = set()
+    for receipt in retrying(lambda: receipts.read_all(store)):
+        table = proven(store, receipt)
+        ours.update(table["key"].to_pylist() if table is not None else ())
+        theirs |= read_adopted(store, receipt)
+    ours -= theirs
+    ours.difference_update(catalog.table["key"].to_pylist())
+    if ours:
+        ours &= {info.key for info in retrying(lambda: list(store.list()))}
     before = max(destination.receipt.objects, 1)
     if len(ours) > max_delete * before:
         raise StoreError(
