@@ -18,6 +18,8 @@ from shards.errors import DatasyncError, UsageError
 
 _log = logging.getLogger(__name__)
 
+# Object stores have no folders to make, and making one there may create the bucket that a typo names.
+_FLAT = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "ocilake", "oss", "hf"})
 _CHECK = "check the URL, the credentials and whether the store can be reached"
 
 
@@ -108,6 +110,7 @@ class Remote:
         self._fs = fs
         self._path = path.rstrip("/")
         self._retry = max(retry, 0)
+        self._flat = bool(_FLAT & set(_protocols(fs)))
 
     def read(self, name: str) -> bytes | None:
         try:
@@ -121,7 +124,8 @@ class Remote:
         path = f"{self._path}/{name}"
         for attempt in range(self._retry + 1):
             try:
-                self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+                if not self._flat:
+                    self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
                 self._fs.pipe_file(path, bytes(data))
                 return
             except Exception as error:
@@ -154,12 +158,15 @@ def open_place(url: str, *, retry: int = 0) -> Folder | Remote:
         raise UsageError(
             f"{url} cannot be opened: {error}", mend="check the scheme; install its package"
         ) from error
-    protocols = (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
-    if "file" in protocols:
+    if "file" in _protocols(fs):
         return Folder(path)
     # A listing kept from before would hide what others have written since.
     fs.invalidate_cache()
     return Remote(url, fs, path, retry=retry)
+
+
+def _protocols(fs: Any) -> tuple[str, ...]:
+    return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
 
 
 def _replace(path: Path, data: Buffer) -> None:
