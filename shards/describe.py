@@ -6,16 +6,15 @@ measured on some of them.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
-from shards.errors import FormatError, NotFoundError
+from shards.errors import NotFoundError
 from shards.index import BASENAME, Index, ShardInfo
 from shards.mds import Shard, unpack
+from shards.stored import Stored
 
 
 class Readable(Protocol):
@@ -149,14 +148,11 @@ def _open(store: Readable, info: ShardInfo, unsafe: bool) -> Shard:
 
 
 def _measure(shard: Shard, sizes: dict[str, list[int]]) -> None:
-    """Add to `sizes`, column -> [bytes, smallest, largest], what the heads of the samples say."""
-    info = shard.info
-    variable = [name for name, size in zip(info.column_names, info.column_sizes, strict=True) if size is None]
-    head = struct.Struct(f"<{len(variable)}I")
+    """Add to `sizes`, column -> [bytes, smallest, largest], the values of a shard."""
+    stored = Stored(shard)
     for row in range(len(shard)):
-        found = dict(zip(variable, head.unpack_from(shard.sample_bytes(row)), strict=True))
-        for name, fixed in zip(info.column_names, info.column_sizes, strict=True):
-            size = found[name] if fixed is None else fixed
+        for name, value in stored[row].items():
+            size = len(value)
             total = sizes.setdefault(name, [0, size, size])
             total[0] += size
             total[1] = min(total[1], size)
@@ -186,13 +182,3 @@ def summarize(value: Any, *, width: int = 72) -> str:
         text = value if isinstance(value, str) else str(value)
     text = "".join(char if char.isprintable() else " " for char in text[: 4 * width])
     return text if len(text) <= width else text[: width - 1] + "…"
-
-
-def check_samples(wanted: int) -> int:
-    """A sensible number of samples."""
-    if wanted < 0:
-        raise FormatError(f"{wanted} samples cannot be shown", mend="give 0 or more")
-    return wanted
-
-
-Rows = Sequence[tuple[int, dict[str, Any]]]

@@ -19,7 +19,7 @@ from shards.errors import FormatError, UsageError
 from shards.infer import Inference, arrow_columns
 from shards.options import ConvertOptions
 from shards.rows import Rows
-from shards.schema import Column, Schema, make_schema
+from shards.schema import MEDIA_ENCODINGS, Column, Schema, make_schema
 from shards.sources import Bad, FileList, Row, Source, Table, detect, list_files, load
 
 _SAMPLE_BYTES = 64 << 20
@@ -129,8 +129,10 @@ def _columns(
 ) -> tuple[list[Column], int]:
     """The columns of the source, and how many rows they were found from."""
     declared = source.columns() if options.transform is None else None
+    if isinstance(declared, Mapping):
+        return [_encoded(name, encoding) for name, encoding in declared.items()], 0
     if declared is None:
-        inference = Inference()
+        inference = Inference(textual=source.textual and options.transform is None)
         _look(source, options, sizes, inference, _SAMPLE_BYTES)
         columns = inference.columns()
         if not columns:
@@ -146,6 +148,12 @@ def _columns(
     _look(source, options, sizes, inference, _SAMPLE_BYTES // 8)
     kinds = {column.source: column for column in inference.columns()}
     return [kinds[column.source] if column.encoding == "bytes" else column for column in columns], 0
+
+
+def _encoded(name: str, encoding: str) -> Column:
+    """A column whose encoding the source says."""
+    media = "image" if encoding in MEDIA_ENCODINGS else ""
+    return Column(name=name, source=name, encoding=encoding, media=media, nullable=encoding == "json")
 
 
 def _look(

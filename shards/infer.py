@@ -13,6 +13,7 @@ a row bad.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -32,10 +33,12 @@ class Inference:
     """Columns of rows, seen one after another.
 
     Args:
-        declared (Mapping[str, str]): Column -> encoding, where that is known and only nulls are looked for.
+        declared (Mapping[str, str]): Column -> encoding, where that is known and only media is looked for.
+        textual (bool): All values are text; find the numbers in it. Default: ``False``.
     """
 
-    def __init__(self, declared: Mapping[str, str] | None = None) -> None:
+    def __init__(self, declared: Mapping[str, str] | None = None, *, textual: bool = False) -> None:
+        self._textual = textual
         self._declared = dict(declared or {})
         self._seen: dict[str, _Values] = {name: _Values() for name in self._declared}
         self._rows = 0
@@ -52,7 +55,7 @@ class Inference:
             if values is None:
                 values = self._seen[name] = _Values()
                 values.missing = self._rows > 0
-            values.see(value)
+            values.see(_number(value) if self._textual else value)
         self._rows += 1
         for values in self._seen.values():
             if values.count < self._rows:
@@ -62,9 +65,30 @@ class Inference:
     def columns(self) -> list[Column]:
         """What was found, in the order in which columns came."""
         return [
-            Column(name=name, source=name, **values.column(self._declared.get(name)))
-            for name, values in self._seen.items()
+            Column(name=name, source=name, **self._found(name, values)) for name, values in self._seen.items()
         ]
+
+    def _found(self, name: str, values: _Values) -> dict[str, Any]:
+        if not self._textual:
+            return values.column(self._declared.get(name))
+        kinds = values.kinds
+        if not kinds or not kinds <= {"int", "bigint", "float"}:
+            return {"encoding": "str"}
+        return {**values.column(None), "text": "float" if "float" in kinds else "int"}
+
+
+def _number(text: str) -> Any:
+    """A field of delimited text as a number where it is one, as null where it is empty."""
+    if not text:
+        return None
+    if _INT.fullmatch(text):
+        return int(text)
+    return float(text) if _FLOAT.fullmatch(text) else text
+
+
+# A leading zero or plus is part of a code or a telephone number.
+_INT = re.compile(r"-?(?:0|[1-9][0-9]{0,400})")
+_FLOAT = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{1,3})?")
 
 
 class _Values:
@@ -74,6 +98,7 @@ class _Values:
         self.kinds: set[str] = set()
         self.null = self.missing = False
         self.count = 0
+        self.exact = True  # whether every integer is also a float
         self.images: set[str] = set()
         self.other_bytes = ""
 
@@ -84,6 +109,8 @@ class _Values:
             return
         kind = _kind(value)
         self.kinds.add(kind)
+        if kind == "int" and abs(value) > 1 << 53:
+            self.exact = False
         if kind == "bytes":
             found = media.sniff(value)
             if found.startswith("image/"):
@@ -128,6 +155,8 @@ class _Values:
             return self._image() if self.images and not self.other_bytes else "bytes"
         if kinds == {"int", "bigint"}:
             return "str_int"
+        if kinds == {"int", "float"} and self.exact:
+            return "float64"
         if len(kinds) != 1:
             return "json"
         (kind,) = kinds

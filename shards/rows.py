@@ -100,6 +100,8 @@ class Rows:
         values: dict[str, Any] = {}
         for column in self._columns:
             value = row.values.get(column.source)
+            if column.text and value == "":
+                value = None
             if value is None and not column.nullable:
                 what = "is null" if column.source in row.values else "is missing"
                 return _bad(f"the column {column.source!r} {what}", row)
@@ -313,6 +315,8 @@ def _value(value: Any, column: Column) -> Any:
     """A value as its encoding takes it."""
     encoding = column.encoding
     if encoding == "json":
+        if column.text and isinstance(value, str):
+            return int(value) if column.text == "int" else float(value)
         return json_safe(value)
     if isinstance(value, str):
         if encoding in _INTEGERS:

@@ -28,6 +28,7 @@ class Column:
         source (str): In the source.
         media (str): ``image``, ``audio`` or ``video`` if its values are such files, else empty.
         nullable (bool): Rows may lack it. Default: ``False``.
+        text (str): ``int`` or ``float`` if its values are numbers written as text, else empty.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Column:
     source: str
     media: str = ""
     nullable: bool = False
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,10 @@ class Schema:
 
     def identity(self) -> list[list[str]]:
         """What of a schema decides the bytes of a dataset."""
-        return [[column.name, column.encoding, column.source, column.media] for column in self.columns]
+        return [
+            [column.name, column.encoding, column.source, column.media, column.text]
+            for column in self.columns
+        ]
 
     def plus(self, columns: Iterable[Column]) -> Schema:
         """With further columns."""

@@ -34,11 +34,19 @@ GROUP = "datasync.sources"
 
 # In the order in which they are asked: those that know a marker before those that go by extension.
 _BUILT_IN = {
+    "mds": "shards.sources.mds:Mds",
+    "lerobot": "shards.sources.lerobot:LeRobot",
+    "hf": "shards.sources.arrow:HuggingFace",
     "images": "shards.sources.mediafolder:ImageFolder",
     "audio": "shards.sources.mediafolder:AudioFolder",
     "video": "shards.sources.mediafolder:VideoFolder",
     "parquet": "shards.sources.parquet:Parquet",
+    "arrow": "shards.sources.arrow:Arrow",
+    "webdataset": "shards.sources.webdataset:WebDataset",
+    "warc": "shards.sources.warc:Warc",
+    "csv": "shards.sources.delimited:Delimited",
     "jsonl": "shards.sources.jsonl:JsonLines",
+    "text": "shards.sources.text:Text",
 }
 
 
@@ -88,6 +96,8 @@ def detect(files: FileList) -> type[Source]:
             f"no kind of corpus is known in {files.root}: it holds {_describe(files)}",
             mend=f"name it with --format: {', '.join(names())}",
         )
+    # A README beside a corpus is no corpus.
+    claims = [kind for kind in claims if kind.name != "text"] or claims
     if len(claims) > 1 and not claims[0].marked:
         counts = ", ".join(f"{kind.name} ({kind(files, SourceOptions()).mine().names[0]})" for kind in claims)
         raise UsageError(

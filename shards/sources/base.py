@@ -135,6 +135,7 @@ class Source(ABC):
     summary: ClassVar[str]
     extensions: ClassVar[frozenset[str]] = frozenset()
     marked: ClassVar[bool] = False  # whether `claims` goes by more than extensions, and settles it
+    textual: ClassVar[bool] = False  # whether all values are text, and numbers are to be found in it
 
     def __init__(self, files: FileList, options: SourceOptions) -> None:
         self.files = files
@@ -157,8 +158,8 @@ class Source(ABC):
         """The rows of one task, for finding out columns; may leave out what costs time. Default: `read`."""
         return self.read(payload)
 
-    def columns(self) -> pa.Schema | None:
-        """The columns as the format declares them, or None to infer them from rows."""
+    def columns(self) -> pa.Schema | Mapping[str, str] | None:
+        """The columns as the format declares them, as Arrow types or as encodings; None to infer them."""
         return None
 
     def nullable(self) -> set[str]:

@@ -14,6 +14,7 @@ from typing import Any
 from PIL import Image
 
 from shards.reader import ShardReader
+from shards.stored import Stored
 
 
 def image_bytes(number: int, *, format: str = "PNG", size: tuple[int, int] = (24, 16)) -> bytes:
@@ -29,7 +30,13 @@ def jsonl(path: Path, rows: int, *, words: int = 20) -> list[dict[str, Any]]:
     made = []
     for number in range(rows):
         seed = hashlib.sha256(str(number).encode()).hexdigest()
-        made.append({"id": number, "text": " ".join(seed[part : part + 5] for part in range(words)), "score": number / 7})
+        made.append(
+            {
+                "id": number,
+                "text": " ".join(seed[part : part + 5] for part in range(words)),
+                "score": number / 7,
+            }
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in made))
     return made
@@ -44,22 +51,12 @@ def rows(dataset: Path | str) -> list[dict[str, Any]]:
 
 def raw_rows(dataset: Path) -> list[dict[str, Any]]:
     """Every sample with images as the bytes that are stored."""
-    import struct
-
     found = []
     with ShardReader(dataset) as reader:
-        for number, info in enumerate(reader.index.shards):
+        for number in range(len(reader.index.shards)):
             shard = reader.shard(number)
-            variable = [name for name, size in zip(info.column_names, info.column_sizes, strict=True) if size is None]
-            for row in range(len(shard)):
-                data = shard.sample_bytes(row)
-                lengths = dict(zip(variable, struct.unpack_from(f"<{len(variable)}I", data), strict=True))
-                at, values = 4 * len(variable), {}
-                for name, size in zip(info.column_names, info.column_sizes, strict=True):
-                    stop = at + (lengths[name] if size is None else size)
-                    values[name] = data[at:stop]
-                    at = stop
-                found.append(values)
+            stored = Stored(shard)
+            found += [stored[row] for row in range(len(shard))]
     return found
 
 

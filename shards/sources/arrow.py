@@ -1,0 +1,167 @@
+"""Arrow IPC files and streams, Feather, and Hugging Face datasets on disk (`save_to_disk`).
+
+In a folder with a `state.json`, the files are those that it names, in its order. A file is cut between its
+record batches; a stream cannot be cut.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from shards.errors import UsageError
+from shards.sources.base import Bad, Item, Source, SourceOptions, Table, Task, content_error, reason
+from shards.sources.files import FileList
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_MAGIC = b"ARROW1"
+_STATE = "state.json"
+_ROWS = 65_536
+
+
+class Arrow(Source):
+    """Arrow files. A payload is (files of one, begin, end): record batches, or None for all of a stream."""
+
+    name = "arrow"
+    summary = "Arrow IPC files and streams, Feather (.arrow .feather .ipc)"
+    extensions = frozenset({".arrow", ".feather", ".ipc"})
+
+    def __init__(self, files: FileList, options: SourceOptions) -> None:
+        super().__init__(files, options)
+        self._looked: tuple[pa.Schema | None, set[str]] | None = None
+
+    def tasks(self) -> Iterator[Task]:
+        files, target = self.mine(), self.options.target_bytes
+        for number in range(len(files)):
+            own, size = files.slice(range(number, number + 1)), max(int(files.sizes[number]), 0)
+            batches = self._batches(own)
+            if batches is None or size <= target:
+                yield Task(payload=(own, 0, None), bytes=size)
+                continue
+            count = min(-(-size // target), batches)
+            edges = [batches * part // count for part in range(count + 1)]
+            for begin, end in pairwise(edges):
+                yield Task(payload=(own, begin, end), bytes=size // count)
+
+    def _batches(self, file: FileList) -> int | None:
+        """Record batches of a file; None for a stream, or for a file that will be refused."""
+        try:
+            with _opened(file) as reader:
+                return getattr(reader, "num_record_batches", None)
+        except Exception as error:
+            if not content_error(error):
+                raise
+            return None
+
+    def columns(self) -> pa.Schema | None:
+        return self._look()[0]
+
+    def nullable(self) -> set[str]:
+        return self._look()[1]
+
+    def _look(self) -> tuple[pa.Schema | None, set[str]]:
+        """The columns of all files, and those with a null: in all local batches, in the first remote one."""
+        import pyarrow as pa
+
+        if self._looked is None:
+            files = self.mine()
+            schemas: list[pa.Schema] = []
+            nulls: set[str] = set()
+            for number in range(len(files)):
+                try:
+                    with _opened(files.slice(range(number, number + 1))) as reader:
+                        schemas.append(reader.schema)
+                        for batch in _each(reader, 0, 1 if files.remote else None):
+                            nulls.update(n for n in batch.schema.names if batch.column(n).null_count)
+                except Exception as error:
+                    if not content_error(error):
+                        raise
+            unified = pa.unify_schemas(schemas, promote_options="permissive") if schemas else None
+            self._looked = unified, nulls
+        return self._looked
+
+    def read(self, payload: tuple[FileList, int, int | None]) -> Iterator[Item]:
+        file, begin, end = payload
+        (name,) = file.names
+        try:
+            with _opened(file) as reader:
+                first = 0
+                for number, batch in enumerate(_each(reader, 0, end)):
+                    if number >= begin:
+                        for start in range(0, batch.num_rows, _ROWS):
+                            yield Table(batch.slice(start, _ROWS), name, first + start)
+                    first += batch.num_rows
+            file.check_unchanged(0)
+        except Exception as error:
+            if not content_error(error):
+                raise
+            yield Bad(reason(error), name)
+
+
+class HuggingFace(Arrow):
+    """A Hugging Face dataset on disk."""
+
+    name = "hf"
+    summary = "Hugging Face datasets on disk (a folder with state.json)"
+    marked = True
+
+    @classmethod
+    def claims(cls, files: FileList) -> bool:
+        folders = {name.rpartition("/")[0] for name in files.names if name.rpartition("/")[2] == _STATE}
+        return any(name.rpartition("/")[0] in folders and name.endswith(".arrow") for name in files.names)
+
+    def mine(self) -> FileList:
+        """The files that `state.json` names."""
+        states = [n for n, name in enumerate(self.files.names) if name.rpartition("/")[2] == _STATE]
+        if len(states) != 1:
+            folders = ", ".join(self.files.names[n].rpartition("/")[0] for n in states) or "none"
+            raise UsageError(
+                f"{self.files.root} does not hold one dataset: {folders}", mend="name one folder"
+            )
+        (state,) = states
+        folder = self.files.names[state].removesuffix(_STATE)
+        said = json.loads(self.files.read(state))
+        if said.get("_indices_data_files"):
+            raise UsageError(
+                f"{self.files.root} is a view of a dataset, by indices",
+                mend="save it again after flatten_indices()",
+            )
+        index = self.files.index()
+        names = [folder + part["filename"] for part in said["_data_files"]]
+        missing = [name for name in names if name not in index]
+        if missing:
+            raise UsageError(
+                f"{self.files.root} lacks {missing[0]}, which state.json names", mend="copy it again"
+            )
+        return self.files.select([index[name] for name in names])
+
+
+@contextmanager
+def _opened(file: FileList) -> Iterator[Any]:
+    """A reader of the one file: mapped where it is local."""
+    import pyarrow as pa
+
+    source = file.open(0) if file.remote else pa.memory_map(file.path(0))
+    with source:
+        is_file = bytes(source.read(len(_MAGIC))) == _MAGIC
+        source.seek(0)
+        with pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source) as reader:
+            yield reader
+
+
+def _each(reader: Any, begin: int, end: int | None) -> Iterator[pa.RecordBatch]:
+    count = getattr(reader, "num_record_batches", None)
+    if count is not None:
+        for number in range(begin, count if end is None else min(end, count)):
+            yield reader.get_batch(number)
+        return
+    for number, batch in enumerate(reader):
+        if end is not None and number >= end:
+            return
+        if number >= begin:
+            yield batch
