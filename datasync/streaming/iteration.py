@@ -85,8 +85,12 @@ class Samples:
 
     def _chunks(self, first: int, most: int) -> Iterator[Chunk]:
         ahead = self._dataset.lookahead()
+        planned = -1
         for chunk in self._plan.chunks(first=first, most=most):
-            self._fetch_ahead(self._plan, chunk, ahead)
+            # The plan is renewed when half of what it foresaw is used up.
+            if (chunk.step + len(chunk.sizes)) * chunk.sizes[0] > planned:
+                self._fetch_ahead(self._plan, chunk, ahead)
+                planned = chunk.step * chunk.sizes[0] + ahead // 2
             yield chunk
 
     def _fetch_ahead(self, plan: Plan, chunk: Chunk, samples: int) -> None:

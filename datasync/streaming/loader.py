@@ -10,7 +10,7 @@ The position counts what came out of the loader, never what workers have prepare
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -49,7 +49,7 @@ class StreamingDataLoader(DataLoader[Any]):
     def __init__(self, dataset: Any, *args: Any, **kwargs: Any) -> None:
         if isinstance(dataset, StreamingDataset):
             args, kwargs = _with_batch_size(dataset, args, kwargs)
-        self._inner: DataLoader[Any] | None = None
+        self._inner: Iterable[Any] | None = None
         super().__init__(dataset, *args, **kwargs)
         self.num_samples_yielded = 0
         self.num_batches_yielded = 0
@@ -87,8 +87,8 @@ class StreamingDataLoader(DataLoader[Any]):
             return self.num_samples_yielded * dataset.ranks
         return self.num_batches_yielded * dataset.global_batch
 
-    def _batch_loader(self) -> DataLoader[Any] | None:
-        """The DataLoader over whole batches, where it gives the same as this one."""
+    def _batch_loader(self) -> Iterable[Any] | None:
+        """What gives whole batches, where that gives the same as this DataLoader."""
         dataset = self.dataset
         if self._inner is None:
             plain = (
@@ -102,8 +102,10 @@ class StreamingDataLoader(DataLoader[Any]):
             assert isinstance(dataset, StreamingDataset)
             options = {name: getattr(self, name) for name in _INNER if hasattr(self, name)}
             least = self.batch_size if self.drop_last else 0
-            self._inner = DataLoader(
-                _Batches(dataset, least or 0), batch_size=None, collate_fn=_same, **options
+            batches = _Batches(dataset, least or 0)
+            alone = self.num_workers == 0 and not self.pin_memory
+            self._inner = (
+                batches if alone else DataLoader(batches, batch_size=None, collate_fn=_same, **options)
             )
         return self._inner
 
@@ -146,11 +148,9 @@ def batch_length(batch: Any) -> int:
     """Samples of a batch, whatever collated it."""
     if isinstance(batch, Mapping):
         for value in batch.values():
-            return len(value)
+            return value.shape[0] if isinstance(value, torch.Tensor) else len(value)
         raise ValueError("a batch has no column, so its samples cannot be counted")
-    if isinstance(batch, torch.Tensor):
-        return len(batch)
-    return len(batch[0])
+    return len(batch) if isinstance(batch, torch.Tensor) else len(batch[0])
 
 
 def _same(batch: Any) -> Any:

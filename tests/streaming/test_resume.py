@@ -1,0 +1,236 @@
+"""Resuming: a seek to any sample, into another world, any number of times; refused where it does not fit."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from torch.utils.data import DataLoader
+
+from datasync import Stream, StreamingDataLoader, StreamingDataset
+from datasync.errors import DatasyncError, UsageError
+from datasync.streaming.state import State
+from tests.streaming.order_helpers import as_rank, flat, ids, write_dataset
+
+
+@pytest.fixture(scope="module")
+def remotes(tmp_path_factory):
+    return [
+        str(write_dataset(tmp_path_factory.mktemp("first"), 500)),
+        str(write_dataset(tmp_path_factory.mktemp("second"), 300, first=1000)),
+    ]
+
+
+@pytest.fixture
+def build(remotes, tmp_path):
+    def make(**options):
+        streams = [Stream(remote=r, local=str(tmp_path / f"cache{i}")) for i, r in enumerate(remotes)]
+        options = {"global_batch_size": 24, "shuffle": True, "tail": "drop", **options}
+        return StreamingDataset(streams=streams, **options)
+
+    return make
+
+
+def run(build, monkeypatch, *, ranks, steps, state=None, workers=0, **options):
+    """Global batches of `steps` steps from a state on, and the state behind them (of rank 0, as is usual)."""
+    by_rank, saved = [], None
+    for rank in range(ranks):
+        as_rank(monkeypatch, rank, ranks)
+        loader = StreamingDataLoader(build(**options), num_workers=workers)
+        if state is not None:
+            loader.load_state_dict(json.loads(json.dumps(state)))
+        got = []
+        while len(got) < steps:
+            for batch in loader:
+                got.append(ids(batch))
+                if len(got) == steps:
+                    break
+        by_rank.append(got)
+        if rank == 0:
+            saved = loader.state_dict()
+    return [flat(step) for step in zip(*by_rank, strict=True)], saved
+
+
+@pytest.mark.parametrize("method", ["random", "stratified", "per_stream"])
+def test_any_sequence_of_worlds_sees_the_same_batches(build, monkeypatch, method):
+    whole, _ = run(build, monkeypatch, ranks=1, steps=70, batching_method=method)
+    got, state = [], None
+    for ranks, workers, steps in ((2, 0, 7), (3, 2, 11), (1, 3, 1), (8, 0, 20), (4, 0, 5), (12, 0, 26)):
+        part, state = run(
+            build, monkeypatch, ranks=ranks, workers=workers, steps=steps, state=state, batching_method=method
+        )
+        got += part
+    assert got == whole
+
+
+def test_the_sequence_goes_on_with_another_batch_size(build, monkeypatch):
+    whole = flat(run(build, monkeypatch, ranks=1, steps=33)[0])
+    first, state = run(build, monkeypatch, ranks=2, steps=5)
+    second, _ = run(build, monkeypatch, ranks=1, steps=6, state=state, global_batch_size=40)
+    assert sorted(flat(first)) == sorted(whole[:120])
+    assert sorted(flat(second)) == sorted(whole[120:360])
+
+
+def test_a_world_that_cannot_carry_the_batch_can_have_uneven_pieces(build, monkeypatch):
+    whole, _ = run(build, monkeypatch, ranks=1, steps=20)
+    first, state = run(build, monkeypatch, ranks=5, steps=9, uneven=True)
+    second, _ = run(build, monkeypatch, ranks=7, steps=11, state=state, uneven=True)
+    assert first + second == whole
+
+
+def test_saving_and_loading_over_and_over_moves_nothing(build):
+    loader = StreamingDataLoader(build())
+    for _, _batch in zip(range(5), loader, strict=False):
+        pass
+    state = loader.state_dict()
+    for _ in range(10):
+        loader = StreamingDataLoader(build())
+        loader.load_state_dict(state)
+        assert loader.state_dict() == state
+        state = loader.state_dict()
+    assert state["sample_in_epoch"] == 120
+
+
+def test_one_sample_at_a_time_with_a_resume_before_each(build, monkeypatch):
+    whole, _ = run(build, monkeypatch, ranks=1, steps=40)
+    state, got = None, []
+    for _ in range(40):
+        part, state = run(build, monkeypatch, ranks=1, steps=1, state=state)
+        got += part
+    assert got == whole
+
+
+def test_the_position_counts_what_came_out_not_what_workers_prepared(build):
+    loader = StreamingDataLoader(build(), num_workers=2, prefetch_factor=4)
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    assert loader.state_dict()["sample_in_epoch"] == 72
+
+
+def test_the_end_of_an_epoch_is_the_beginning_of_the_next(build, monkeypatch):
+    loader = StreamingDataLoader(build())
+    epoch = [ids(batch) for batch in loader]
+    state = loader.state_dict()
+    assert (state["epoch"], state["sample_in_epoch"]) == (1, 0)
+    following = [ids(batch) for batch in loader]
+    resumed = StreamingDataLoader(build())
+    resumed.load_state_dict(state)
+    assert [ids(batch) for batch in resumed] == following != epoch
+
+
+@pytest.mark.parametrize("tail", ["pad", "mask", "uneven"])
+def test_a_tail_is_resumed_into_and_past(build, tail):
+    loader = StreamingDataLoader(build(tail=tail))
+    whole = [ids(batch) for _ in range(2) for batch in loader]
+    states, got = [], []
+    loader = StreamingDataLoader(build(tail=tail))
+    for batch in loader:
+        got.append(ids(batch))
+        states.append(loader.state_dict())
+    for step in (len(states) - 2, len(states) - 1):
+        resumed = StreamingDataLoader(build(tail=tail))
+        resumed.load_state_dict(states[step])
+        rest = [ids(batch) for batch in resumed]
+        if step < len(states) - 1:
+            rest += [ids(batch) for batch in resumed]
+        assert got[: step + 1] + rest == whole
+
+
+def test_a_dataset_counts_samples_for_loaders_that_are_not_ours(build):
+    made = build(global_batch_size=None, batch_size=8)
+    loader = DataLoader(made, batch_size=8, num_workers=2)
+    whole = [ids(batch) for batch in loader]
+    made = build(global_batch_size=None, batch_size=8)
+    loader = DataLoader(made, batch_size=8, num_workers=2)
+    for step, _ in enumerate(loader, start=1):
+        if step == 10:
+            break
+    from_start, from_resume = made.state_dict(80, True), made.state_dict(80, False)
+    assert from_start == from_resume
+    made.load_state_dict(from_start)
+    assert [ids(batch) for batch in loader] == whole[10:]
+    # Counted since the resume, and counted from the beginning of the epoch.
+    again = build(global_batch_size=None, batch_size=8)
+    again.load_state_dict(from_start)
+    next(iter(again))
+    assert again.state_dict(8, False)["sample_in_epoch"] == 88
+    assert again.state_dict(88, True)["sample_in_epoch"] == 88
+
+
+def test_persistent_workers_follow_a_loaded_state(build):
+    made = build()
+    loader = StreamingDataLoader(made, num_workers=2, persistent_workers=True)
+    first = [ids(batch) for batch in loader]
+    loader.load_state_dict({**loader.state_dict(), "epoch": 0, "sample_in_epoch": 240})
+    assert [ids(batch) for batch in loader] == first[10:]
+
+
+def test_lanes_are_those_of_the_state(build, monkeypatch):
+    first, state = run(build, monkeypatch, ranks=1, steps=10, num_canonical_nodes=6)
+    whole, _ = run(build, monkeypatch, ranks=1, steps=20, num_canonical_nodes=6)
+    rest, _ = run(build, monkeypatch, ranks=2, steps=10, state=state)
+    assert first + rest == whole
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"shuffle_seed": 1}, "shuffle_seed"),
+        ({"shuffle": False}, "shuffle"),
+        ({"epoch_size": 640}, "epoch_size"),
+        ({"sampling_method": "fixed"}, "mixture"),
+        ({"shuffle_block_size": 77}, "shuffle_block_size"),
+        ({"batching_method": "per_stream"}, "batching_method"),
+    ],
+)
+def test_a_state_of_another_order_is_refused_by_name(build, options, named):
+    state = build().state_dict(48, True)
+    other = build(**options)
+    with pytest.raises(UsageError, match=rf"does not fit.*{named} was"):
+        other.load_state_dict(state)
+    other.load_state_dict(state, accept=[named, "mixture", "batch"])
+    assert other.state_dict()["sample_in_epoch"] == 48
+
+
+def test_a_state_of_another_dataset_is_refused(build, tmp_path):
+    state = build().state_dict(48, True)
+    remote = write_dataset(tmp_path / "third", 800)
+    made = StreamingDataset(remote=str(remote), local=str(tmp_path / "c"), global_batch_size=24, shuffle=True)
+    with pytest.raises(UsageError, match="dataset was"):
+        made.load_state_dict(state)
+    with pytest.raises(UsageError, match="accept names"):
+        made.load_state_dict(state, accept=["weather"])
+
+
+def test_batch_dependent_methods_refuse_another_batch_size(build):
+    state = build(batching_method="stratified").state_dict(48, True)
+    with pytest.raises(UsageError, match="batch was 24, is 40"):
+        build(batching_method="stratified", global_batch_size=40).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {},
+        {"epoch": 0},
+        {"epoch": -1},
+        {"epoch": "1"},
+        {"sample_in_epoch": True},
+        {"datasync": {"version": 99}},
+        {"datasync": {"version": 1}},
+    ],
+)
+def test_a_state_that_is_none_is_refused(build, broken):
+    made = build()
+    state = {**made.state_dict(), **broken} if broken else {}
+    if broken == {"epoch": 0}:
+        state = broken
+    with pytest.raises(DatasyncError, match="state of a dataset"):
+        made.load_state_dict(state)
+
+
+def test_a_state_is_small_and_plain(build):
+    state = build().state_dict(24, True)
+    assert len(json.dumps(state)) < 1000
+    assert State.from_dict(state).to_dict() == state
