@@ -424,17 +424,15 @@ def deletable(destination: Destination, catalog: Catalog, *, max_delete: float) 
         ours.update(table["key"].to_pylist() if table is not None else ())
         theirs |= read_adopted(store, receipt)
     ours -= theirs
-    ours.difference_update(catalog.table["key"].to_pylist())
-    if ours:
-        ours &= {info.key for info in retrying(lambda: list(store.list()))}
-    before = max(destination.receipt.objects, 1)
-    if len(ours) > max_delete * before:
+    ours &= {info.key for info in retrying(lambda: list(store.list()))}
+    gone = ours.difference(catalog.table["key"].to_pylist())
+    if len(gone) > max_delete * len(ours):
         raise StoreError(
-            f"{catalog.name}: the source no longer has {len(ours):,} of {before:,} objects on"
+            f"{catalog.name}: the source no longer has {len(gone):,} of {len(ours):,} objects on"
             f" {destination.name}; a run may remove {max_delete:.0%}; nothing was removed or published",
             mend="check the source; if it is right, give a larger --max-delete",
         )
-    return sorted(ours)
+    return sorted(gone)
 
 
 def _stat(store: Store, key: str) -> ObjectInfo | None:
