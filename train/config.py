@@ -338,8 +338,6 @@ class LogConfig:
     """Steps from one line to the next."""
     tensorboard: bool = False
     """Also write TensorBoard events into the run folder."""
-    stall_s: float = 30.0
-    """Seconds without a batch after which a line names what is being waited for."""
 
     def __post_init__(self) -> None:
         _at_least("log.every", self.every, 1)

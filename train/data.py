@@ -13,7 +13,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from train.documents import Batch, Collate, Encoder
 from train.signals import ignore_in_worker
 
 if TYPE_CHECKING:
-    from datasync.streaming.dataset import StreamingDataset
+    from datasync import StreamingDataset
 
 log = logging.getLogger("train")
 
@@ -82,7 +82,7 @@ class Feed:
     """
 
     def __init__(self, config: Config, team: Team, encoder: Encoder, share: int, micro: int) -> None:
-        from datasync.streaming.loader import StreamingDataLoader
+        from datasync import StreamingDataLoader
 
         self.number = 0
         self.skipped: set[int] = set()
@@ -132,12 +132,13 @@ class Feed:
         """The place of the next batch."""
         return {"number": self.number, "epoch": self._epoch, "loader": self.loader.state_dict()}
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Go to a place; the stream refuses one that is not of this dataset and order."""
+    def load(self, state: Mapping[str, Any], accept: Sequence[str] = ()) -> None:
+        """Go to a place; the stream refuses one of another dataset or order, but for the differences in
+        `accept`."""
         self._batches = None
         self.number, self._epoch = state["number"], state["epoch"]
         if state["loader"] is not None:
-            self.loader.load_state_dict(dict(state["loader"]))
+            self.loader.load_state_dict(dict(state["loader"]), accept=accept)
 
     def describe(self) -> list[dict[str, Any]]:
         """What each dataset is: for the run folder."""
@@ -146,8 +147,7 @@ class Feed:
 
 def open_dataset(config: Config, share: int) -> StreamingDataset:
     """The training stream that the config names."""
-    from datasync.streaming.dataset import StreamingDataset
-    from datasync.streaming.stream import Stream
+    from datasync import Stream, StreamingDataset
 
     data = config.data
     options: dict[str, Any] = {
@@ -173,8 +173,7 @@ def open_dataset(config: Config, share: int) -> StreamingDataset:
 
 def open_fixed(config: Config) -> StreamingDataset:
     """The samples of `eval`, in their own order."""
-    from datasync.streaming.dataset import StreamingDataset
-    from datasync.streaming.stream import Stream
+    from datasync import Stream, StreamingDataset
 
     remote = config.eval.remote or config.data.remote
     split = config.eval.split or (config.data.split if not config.eval.remote else "")

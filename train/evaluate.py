@@ -18,7 +18,7 @@ from train.documents import Collate, Encoder
 from train.parallel import Engine
 
 if TYPE_CHECKING:
-    from datasync.streaming.dataset import StreamingDataset
+    from datasync import StreamingDataset
 
 PIECE = 16
 """Samples of one piece."""

@@ -50,7 +50,9 @@ def run(config: Config, *, accept: Sequence[str] = ()) -> dict[str, Any]:
 
     Args:
         config (Config): The run.
-        accept (Sequence[str]): Config keys that may differ from those the run was started with.
+        accept (Sequence[str]): Config keys, and differences of the dataset, that are meant: by default a run
+        goes on
+            only with what it was started with.
 
     Returns:
         The summary, as in `summary.json`.
@@ -70,7 +72,7 @@ class Trainer:
 
     def __init__(self, config: Config, team: Team, accept: Sequence[str] = ()) -> None:
         self.started = time.perf_counter()
-        self.config, self.team = config, team
+        self.config, self.team, self.accept = config, team, accept
         self.share, micro = split(config, team.world)
         self.folder = RunFolder(Path(config.run.dir))
         if team.leads:
@@ -209,7 +211,7 @@ class Trainer:
         self.guard.load(state["guard"], events)
         self.feed.skipped = self.guard.skipped
         self.place = state["data"]
-        self.feed.load(self.place)
+        self.feed.load(self.place, self.accept)
 
     def _stop(self, kind: signal.Signals) -> None:
         """Save what the last finished step left, and leave."""

@@ -44,6 +44,8 @@ PEAKS = {
 }
 """Dense bfloat16 FLOP/s by a part of the GPU's name, from the makers' data sheets."""
 
+SMOOTH_FROM = 200
+"""Steps from which a plot shows a mean over the raw line: a mean lags, which misleads on a short run."""
 NOISE_S = 0.05
 """Seconds by which a rank must be slower than the median to be named."""
 
@@ -133,7 +135,7 @@ def steps_of(path: Path) -> list[dict[str, Any]]:
     return [record for _, record in sorted({record["step"]: record for record in read_lines(path)}.items())]
 
 
-def smooth(values: Sequence[float], weight: float = 0.8) -> list[float]:
+def smooth(values: Sequence[float], weight: float = 0.95) -> list[float]:
     """Exponential mean without the bias of its start."""
     mean, total, out = 0.0, 0.0, []
     for value in values:
@@ -157,8 +159,10 @@ def plot_loss(runs: Mapping[str, Path], out: Path) -> Path:
         records = steps_of(path / "metrics.jsonl" if path.is_dir() else path)
         color, style = f"C{number}", ("-", "--", "-.", ":")[number % 4]
         steps, losses = [r["step"] for r in records], [r["loss"] for r in records]
-        axes.plot(steps, losses, color=color, alpha=0.25, linewidth=1)
-        axes.plot(steps, smooth(losses), color=color, linestyle=style, linewidth=1.8, label=label)
+        if len(steps) > SMOOTH_FROM:
+            axes.plot(steps, losses, color=color, alpha=0.25, linewidth=1)
+            losses = smooth(losses)
+        axes.plot(steps, losses, color=color, linestyle=style, linewidth=1.8, label=label)
         for before, after in itertools.pairwise(records):
             if before.get("attempt") != after.get("attempt"):
                 axes.axvline(after["step"] - 0.5, color=color, linewidth=0.8, linestyle=":")

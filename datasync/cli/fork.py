@@ -26,10 +26,11 @@ def fork(
     """
     import logging
 
-    from datasync.cli.train import print_summary
+    from datasync.cli.train import print_summary, use_clusters
     from train.fork import fork as make
 
     logging.getLogger("train").setLevel(logging.INFO)
+    use_clusters()
     config = make(run, step=step, sets=sets or [], into=into)
     if no_train:
         print(config.run.dir)

@@ -40,8 +40,10 @@ def generate(
       datasync generate runs/a --prompt "In the beginning" --temperature 0.8
       datasync generate runs/a --samples 16 --grid captions.html
     """
+    from datasync.cli.train import use_clusters
     from train import generate as library
 
+    use_clusters()
     trained = library.load(run, step=step, device=device)
     options = {"max_new": max_tokens, "temperature": temperature, "top_k": top_k, "seed": seed}
     tokenizer = trained.encoder.tokenizer

@@ -51,6 +51,7 @@ def train(
     from train.config import Config
 
     assert config is not None
+    use_clusters()
     loaded, sources = Config.load(config, sets or [])
     if explain:
         _explain(loaded, sources, as_json)
@@ -60,11 +61,24 @@ def train(
         print_summary(_run(loaded, accept or []), as_json)
 
 
+def use_clusters() -> None:
+    """Let streams, also in worker processes, find the clusters of ``--config``."""
+    import os
+
+    from datasync.cli import load_config
+    from datasync.config import VARIABLE
+
+    path = load_config().path
+    if path is not None:
+        os.environ[VARIABLE] = str(path.resolve())
+
+
 def _reproduce(run: Path, sets: list[str], as_json: bool) -> None:
     import logging
 
     from train.fork import reproduce
 
+    use_clusters()
     logging.getLogger("train").setLevel(logging.INFO)
     result = reproduce(run, sets)
     print_summary(result, as_json)

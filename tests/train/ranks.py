@@ -103,20 +103,21 @@ def _rank(rank: int, variables: dict[str, str], sets: tuple[str, ...], results: 
 
 
 def fault(sets: tuple[str, ...]) -> None:
-    """``fault.kill=RANK:STEP``, ``fault.hang=RANK:STEP``, ``fault.signal=RANK:STEP:NAME``: at a vote."""
+    """``fault.kill=RANK:STEP``, ``fault.hang=RANK:STEP``, ``fault.signal=RANK:STEP:NAME``: at a vote; ``fault.nan=BATCH``."""
     import signal
     import time
 
+    from train.data import Feed, Share
     from train.distributed import Team
 
-    vote = Team.vote
+    vote, draw = Team.vote, Feed.next
 
     def faulty(self: Team, step: int, numbers: Any) -> Any:
         for text in sets:
             kind, _, rest = text.removeprefix("fault.").partition("=")
             rank, _, at = rest.partition(":")
             at, _, name = at.partition(":")
-            if not text.startswith("fault.") or (self.rank, step) != (int(rank), int(at)):
+            if kind not in ("kill", "hang", "signal") or (self.rank, step) != (int(rank), int(at)):
                 continue
             if kind == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -126,7 +127,14 @@ def fault(sets: tuple[str, ...]) -> None:
                 os.kill(os.getpid(), getattr(signal, name))
         return vote(self, step, numbers)
 
-    Team.vote = faulty  # type: ignore[method-assign]
+    def poisoned(self: Feed) -> Share:
+        share = draw(self)
+        if f"fault.nan={share.number}" in sets:
+            for batch in share.batches:
+                batch.media["image"][0].fill_(float("nan"))
+        return share
+
+    Team.vote, Feed.next = faulty, poisoned  # type: ignore[method-assign]
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
