@@ -23,7 +23,7 @@ def _modules(package: str) -> list[Path]:
 
 
 def _imports(path: Path) -> list[tuple[str, bool]]:
-    """Top-level names imported, each with whether it happens inside a function."""
+    """Top-level names imported, each with whether a function or only the type checker does it."""
     found: list[tuple[str, bool]] = []
 
     def walk(node: ast.AST, inside: bool) -> None:
@@ -34,10 +34,17 @@ def _imports(path: Path) -> list[tuple[str, bool]]:
                 assert child.level == 0, f"{path}:{child.lineno}: write imports in full"
                 found.append((str(child.module).split(".")[0], inside))
             else:
-                walk(child, inside or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef))
+                walk(
+                    child,
+                    inside or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) or _for_types(child),
+                )
 
     walk(ast.parse(path.read_text()), False)
     return found
+
+
+def _for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
 @pytest.mark.parametrize("package", sorted(MAY_IMPORT))

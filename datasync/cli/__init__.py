@@ -121,7 +121,7 @@ def load_config() -> Config:
 def main() -> None:
     """The entry point: run a command, print errors with their mend, exit with their code."""
     try:
-        code = app(args=_globals_first(sys.argv[1:]), standalone_mode=False)
+        code = app(args=_globals_first(sys.argv[1:]), prog_name="datasync", standalone_mode=False)
         if code == 128 + signal.SIGINT:  # typer turns Ctrl-C into this code
             raise KeyboardInterrupt
     except DatasyncError as error:
