@@ -199,6 +199,8 @@ class _Run:
             strict=found.strict,
             options=options,
             sink=self._sink,
+            root=found.files.root,
+            storage_options=found.files.storage_options,
             first=description["first"],
         )
         done = self._usable_records()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from shards.sources import Bad, FileList, Row, Source, Table, detect, list_files
 
 _SAMPLE_BYTES = 64 << 20
 _SAMPLE_ROWS = 200_000
-_SAMPLE_TRANSFORMED = 2_000  # a transform may be slow
+_SAMPLE_SLOW = 2_000  # where there is a transform, or files to fetch
 _SAMPLE_TASKS = 16
 
 
@@ -38,7 +38,7 @@ class Found:
         source (Source): The source.
         sizes (numpy.ndarray): Input bytes of each task, int64.
         schema (Schema): Columns of the dataset.
-        known (frozenset[str]): Columns of the source that are left out on purpose.
+        known (frozenset[str]): Columns of the source, also those that are left out on purpose.
         strict (bool): A row with a column that is not known is bad.
         sampled (int): Rows that the columns were found from; 0 where the format declares them.
         notes (tuple[str, ...]): What is left out of the source.
@@ -99,7 +99,7 @@ def find(
         source=opened,
         sizes=sizes,
         schema=_final(schema, options),
-        known=frozenset(column.source for column in inferred) - chosen,
+        known=frozenset(column.source for column in inferred),
         strict=not options.select and not options.columns,
         sampled=sampled,
         notes=(*files.notes, *opened.notes()),
@@ -110,6 +110,14 @@ def find(
 
 def _final(schema: Schema, options: ConvertOptions) -> Schema:
     """The schema with the columns that are made and not read."""
+    if options.image_format is not None:
+        encoding = "png" if options.image_format == "png" else "jpeg"
+        schema = Schema(
+            tuple(
+                replace(column, encoding=encoding) if column.media == "image" else column
+                for column in schema.columns
+            )
+        )
     if options.tokenizer is not None:
         from shards.tokens import token_schema
 
@@ -128,7 +136,7 @@ def _columns(
     source: Source, options: ConvertOptions, sizes: np.ndarray[Any, np.dtype[np.int64]]
 ) -> tuple[list[Column], int]:
     """The columns of the source, and how many rows they were found from."""
-    declared = source.columns() if options.transform is None else None
+    declared = source.columns() if options.transform is None and not options.media else None
     if isinstance(declared, Mapping):
         return [_encoded(name, encoding) for name, encoding in declared.items()], 0
     if declared is None:
@@ -169,8 +177,8 @@ def _look(
         chosen = set(range(count))
     else:
         chosen = {count * part // _SAMPLE_TASKS for part in range(_SAMPLE_TASKS)}
-    rows = Rows(Schema(()), options)
-    most = _SAMPLE_ROWS if options.transform is None else _SAMPLE_TRANSFORMED
+    rows = Rows(Schema(()), options, root=source.files.root, access=source.files.storage_options)
+    most = _SAMPLE_ROWS if options.transform is None and not options.media else _SAMPLE_SLOW
     first_bad: Bad | None = None
     for number, task in enumerate(source.tasks()):
         if number not in chosen:

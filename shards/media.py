@@ -127,11 +127,11 @@ def image_size(data: bytes) -> tuple[int, int]:
         return struct.unpack(">II", data[16:24]) if len(data) >= 24 else (0, 0)
     if data[:2] == b"\xff\xd8":
         return _jpeg_segments(data)[1]
-    with _image(data) as image:
+    with open_image(data) as image:
         return int(image.size[0]), int(image.size[1])
 
 
-def _image(data: bytes) -> Any:
+def open_image(data: bytes) -> Any:
     """Open an image without decoding it; every way in which Pillow fails becomes a MediaError."""
     from PIL import Image, UnidentifiedImageError
 
@@ -266,7 +266,7 @@ _STRUCTURE: dict[str, Callable[[bytes], None]] = {
 
 
 def _decode_image(data: bytes) -> None:
-    with _image(data) as image:
+    with open_image(data) as image:
         try:
             image.load()
         except MemoryError:
@@ -284,7 +284,7 @@ def _decode_video(data: bytes) -> None:
 
 
 def _decode_av(data: bytes, kind: str) -> None:
-    with _open(data, kind) as container:
+    with open_av(data, kind) as container:
         try:
             frames = sum(1 for _ in container.decode(**{kind: 0}))
         except Exception as error:  # PyAV has a class for each error of FFmpeg
@@ -306,11 +306,11 @@ def _open_av(data: bytes, kind: str) -> None:
         import av  # noqa: F401
     except ImportError:
         return
-    with _open(data, kind):
+    with open_av(data, kind):
         pass
 
 
-def _open(data: bytes, kind: str) -> Any:
+def open_av(data: bytes, kind: str) -> Any:
     try:
         import av
     except ImportError as error:
@@ -329,7 +329,7 @@ def _open(data: bytes, kind: str) -> Any:
 
 def image_info(data: bytes) -> dict[str, Any]:
     """``width``, ``height``, ``format`` (as Pillow names it) and ``mode``."""
-    with _image(data) as image:
+    with open_image(data) as image:
         return {"width": image.size[0], "height": image.size[1], "format": image.format, "mode": image.mode}
 
 
@@ -338,7 +338,7 @@ def audio_info(data: bytes) -> dict[str, Any]:
     found = _wav_info(data) if sniff(data) == "audio/wav" else None
     if found is not None:
         return found
-    with _open(data, "audio") as container:
+    with open_av(data, "audio") as container:
         stream = container.streams.audio[0]
         return {
             "sample_rate": int(stream.rate or 0),
@@ -366,7 +366,7 @@ def _wav_info(data: bytes) -> dict[str, Any] | None:
 
 def video_info(data: bytes) -> dict[str, Any]:
     """``width``, ``height``, ``fps``, ``duration`` in seconds, ``codec``."""
-    with _open(data, "video") as container:
+    with open_av(data, "video") as container:
         stream = container.streams.video[0]
         return {
             "width": int(stream.codec_context.width),

@@ -12,8 +12,8 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +35,12 @@ class Job:
         name (str): See the module's docstring.
         source (str): Kind of source.
         schema (Schema): Columns of the dataset.
-        known (frozenset[str]): Columns of the source that are left out on purpose.
+        known (frozenset[str]): Columns of the source, also those that are left out on purpose.
         strict (bool): A row with a column that is not known is bad.
         options (ConvertOptions): What the user asked for.
         sink (Sink): The destination.
+        root (str): The corpus.
+        storage_options (Mapping[str, Any]): What fsspec needs to reach it.
         first (int): Number of the first task in names of shards: where an appended part begins.
     """
 
@@ -49,6 +51,8 @@ class Job:
     strict: bool
     options: ConvertOptions
     sink: Sink
+    root: str = ""
+    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     first: int = 0
 
 

@@ -13,6 +13,7 @@ import datetime
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from shards.errors import UsageError
 from shards.infer import is_file_struct
 from shards.options import ConvertOptions
 from shards.plan import load_transform
+from shards.resolve import Resolver
 from shards.schema import Column, Schema
 from shards.sources.base import Bad, Item, Row, Table, reason
 
@@ -42,7 +44,9 @@ class Rows:
         schema (Schema): Columns of the dataset.
         options (ConvertOptions): What the user asked for.
         strict (bool): A row with a column that the schema does not know is bad. Default: ``True``.
-        known (frozenset[str]): Columns of the source that are left out on purpose.
+        known (frozenset[str]): Columns of the source, also those that are left out on purpose.
+        root (str): The corpus, for columns that name files.
+        access (Mapping[str, Any]): What fsspec needs to reach it.
     """
 
     def __init__(
@@ -52,7 +56,10 @@ class Rows:
         *,
         strict: bool = True,
         known: frozenset[str] = frozenset(),
+        root: str = "",
+        access: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
+        self._resolver = Resolver(options.media, root, access) if options.media else None
         self._columns = [column for column in schema.columns if column.source]
         self._sources = frozenset(column.source for column in self._columns)
         self._known = known
@@ -66,18 +73,32 @@ class Rows:
     def whole_tables(self) -> bool:
         """Whether a table may stay one."""
         options = self._options
-        return self._transform is None and self._edit is None and not options.media_info and not options.split
+        simple = self._transform is None and self._edit is None and self._resolver is None
+        return simple and not (options.media_info or options.split or options.tokenizer)
 
     def rows(self, item: Row | Table) -> Iterator[Row | Bad]:
         """The rows of one item, with the dataset's columns, or why one is bad."""
-        for row in _as_rows(item):
-            for changed in self._transformed(row):
-                yield changed if isinstance(changed, Bad) else self._row(changed)
+        for row in self.raw(item):
+            yield row if isinstance(row, Bad) else self._row(row)
 
     def raw(self, item: Row | Table) -> Iterator[Row | Bad]:
         """The rows of one item as the transform leaves them: what columns are inferred from."""
-        for row in _as_rows(item):
-            yield from self._transformed(row)
+        for row in self._resolved(_as_rows(item)):
+            if isinstance(row, Bad):
+                yield row
+            else:
+                yield from self._transformed(row)
+
+    def _resolved(self, rows: Iterator[Row]) -> Iterator[Row | Bad]:
+        """Rows with files in place of what names them."""
+        if self._resolver is None:
+            yield from rows
+            return
+        listed = list(rows)
+        found = self._resolver.resolve([(row.file, row.values) for row in listed])
+        for row, values in zip(listed, found, strict=True):
+            problem = next((value for value in values.values() if isinstance(value, Exception)), None)
+            yield row._replace(values=values) if problem is None else _bad(reason(problem), row)
 
     def _transformed(self, row: Row) -> Iterator[Row | Bad]:
         if self._transform is None:

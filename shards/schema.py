@@ -47,8 +47,8 @@ class Schema:
 
     @property
     def encodings(self) -> dict[str, str]:
-        """Column -> encoding."""
-        return {column.name: column.encoding for column in self.columns}
+        """Column -> encoding of those that are stored; a column without an encoding is only read."""
+        return {column.name: column.encoding for column in self.columns if column.encoding}
 
     def identity(self) -> list[list[str]]:
         """What of a schema decides the bytes of a dataset."""

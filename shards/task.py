@@ -1,7 +1,9 @@
 """One task: read its part of the corpus, write its shards, say what was done.
 
-    source.read(payload) ──► Rows ──► one ShardBuilder a split ──► sink      record: entries of the shards
-                                 └──► quarantine (bad rows)        ──► sink
+    source.read(payload) ──► Rows ──► (tokens) ──► a ShardBuilder for each split ──► sink
+                               └──► bad rows ──► the quarantine's ShardBuilder ────► sink
+
+What comes back is the task's record: the entries of its shards, and counts.
 
 The same everywhere: in this process, in a worker, on a Ray node. What it writes depends on the job and the
 task alone (invariant 3).
@@ -26,6 +28,8 @@ from shards.split import parse_split, split_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from shards.tokens import Packer
 
 QUARANTINE = "_datasync/quarantine"
 QUARANTINE_COLUMNS = {"reason": "str", "where": "str", "data": "bytes"}
@@ -57,32 +61,22 @@ def run_task(job: Job, number: int, task: Task, report: Report | None = None) ->
     """
     options = job.options
     source = load(job.source)(_no_files(), options.source_options())
-    rows = Rows(job.schema, options, strict=job.strict, known=job.known)
+    rows = Rows(
+        job.schema, options, strict=job.strict, known=job.known, root=job.root, access=job.storage_options
+    )
     done = _Outputs(job, number, report or (lambda _: None))
-    stages = _stages(job)
     for item in items(source.read(task.payload)):
         if isinstance(item, Bad):
             done.bad(item)
-        elif isinstance(item, Table) and rows.whole_tables and stages is None:
+        elif isinstance(item, Table) and rows.whole_tables:
             batch, bad = rows.table(item)
             for refused in bad:
                 done.bad(refused)
             done.batch(batch, item)
         else:
             for row in rows.rows(item):
-                done.take(row if stages is None or isinstance(row, Bad) else stages.feed(row))
-    if stages is not None:
-        done.take(stages.finish())
+                done.take(row)
     return done.finish()
-
-
-def _stages(job: Job) -> Any:
-    """What turns rows into other rows across the whole task: tokenising and packing."""
-    if job.options.tokenizer is None:
-        return None
-    from shards.tokens import Packer
-
-    return Packer(job.options, job.schema)
 
 
 def _no_files() -> FileList:
@@ -99,23 +93,44 @@ class _Outputs:
         self._ordinal = job.first + number
         self._edges = parse_split(job.options.split)
         self._outputs: dict[str, _Output] = {}
+        self._packers: dict[str, Packer] = {}
         self._quarantine = _Output(job, f"{QUARANTINE}/{job.name}/", QUARANTINE_COLUMNS, self._ordinal)
         self._examples: list[list[str]] = []
         self._skipped = self._rows = self._reported = 0
         self._report = report
 
-    def take(self, item: Row | Bad | Iterable[Row | Bad]) -> None:
-        """A row, a bad one, or several."""
-        if isinstance(item, Bad):
-            self.bad(item)
-        elif isinstance(item, Row):
-            self.row(item)
+    def take(self, row: Row | Bad) -> None:
+        """A row that came through, or a bad one."""
+        if isinstance(row, Bad):
+            self.bad(row)
+            return
+        split = self._split(row)
+        packer = self._packer(split)
+        if packer is None:
+            self._store(row, split)
         else:
-            for one in item:
-                self.take(one)
+            self._take_packed(packer.feed(row), split)
 
-    def row(self, row: Row) -> None:
-        output = self._output(self._split(row))
+    def _take_packed(self, rows: Iterable[Row | Bad], split: str) -> None:
+        for row in rows:
+            if isinstance(row, Bad):
+                self.bad(row)
+            else:
+                self._store(row, split)
+
+    def _packer(self, split: str) -> Packer | None:
+        """What makes samples of text; one for each split, so that none mixes them."""
+        if self._job.options.tokenizer is None:
+            return None
+        packer = self._packers.get(split)
+        if packer is None:
+            from shards.tokens import Packer
+
+            packer = self._packers[split] = Packer(self._job.options, self._job.schema)
+        return packer
+
+    def _store(self, row: Row, split: str) -> None:
+        output = self._output(split)
         try:
             output.store(output.builder.write(row.values))
         except RowError as error:
@@ -135,7 +150,7 @@ class _Outputs:
         self._count(written)
         rest = batch.slice(written)
         for at, values in enumerate(rest.to_pylist(), written):
-            self.row(Row(values, table.file, table.first + at))
+            self._store(Row(values, table.file, table.first + at), "")
 
     def bad(self, bad: Bad) -> None:
         if self._job.options.on_error == "fail":
@@ -150,6 +165,8 @@ class _Outputs:
         self._quarantine.store(self._quarantine.builder.write(row))
 
     def finish(self) -> dict[str, Any]:
+        for split, packer in sorted(self._packers.items()):
+            self._take_packed(packer.finish(), split)
         for output in (*self._outputs.values(), self._quarantine):
             output.store(output.builder.finish())
         self._report(self._rows - self._reported)

@@ -1,4 +1,4 @@
-"""Every kind of source on real corpora: what is in the dataset is what an independent reader of that format reads."""
+"""Every kind of source on real corpora: samples are what an independent reader of that format reads."""
 
 from __future__ import annotations
 
