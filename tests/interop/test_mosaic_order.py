@@ -1,0 +1,236 @@
+"""With `shuffle_algo` one of MosaicML Streaming's, the order is that library's, sample for sample."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from datasync import Stream, StreamingDataLoader, StreamingDataset
+from datasync.errors import UsageError
+from datasync.streaming.mosaic import worker_samples
+from datasync.streaming.world import World
+from tests.streaming.order_helpers import as_rank, flat, ids, write_dataset
+
+pytest.importorskip("streaming", reason="MosaicML Streaming is not installed")
+
+# Each case imports that library in a process of its own, which takes seconds: the rest are slow tests.
+ALGORITHMS = [
+    "py1e",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("py1br", "py1s", "py2s", "naive")),
+]
+METHODS = [
+    "stratified",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("per_stream", "device_per_stream")),
+]
+WORLDS = [  # nodes, ranks a node, workers a rank
+    (1, 1, 1),
+    (1, 2, 2),
+    (2, 2, 1),
+    (2, 4, 3),
+]
+
+
+@pytest.fixture(scope="module")
+def remotes(tmp_path_factory):
+    return [
+        str(write_dataset(tmp_path_factory.mktemp("first"), 700)),
+        str(write_dataset(tmp_path_factory.mktemp("second"), 410, first=1000)),
+    ]
+
+
+def theirs(tmp_path: Path, remotes, weights, options, cases):
+    """Their sequences for each case, each a list of samples for every worker of the world."""
+    config = {
+        "streams": [
+            {"remote": remote, "local": str(tmp_path / f"theirs{i}"), **weight}
+            for i, (remote, weight) in enumerate(zip(remotes, weights, strict=True))
+        ],
+        "options": {"batch_size": 4, **options},
+        "cases": cases,
+    }
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    script = Path(__file__).with_name("their_order.py")
+    done = subprocess.run(
+        [sys.executable, str(script), str(path)], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def ours(tmp_path: Path, remotes, weights, options, cases):
+    """Ours, asked in the same way."""
+    result = []
+    for case in cases:
+        nodes, per_node, workers = case["world"]
+        streams = [
+            Stream(remote=remote, local=str(tmp_path / f"ours{i}"), **weight)
+            for i, (remote, weight) in enumerate(zip(remotes, weights, strict=True))
+        ]
+        made = StreamingDataset(streams=streams, batch_size=case["batch_size"], **options)
+        made.load_state_dict(
+            {
+                "epoch": case["epoch"],
+                "sample_in_epoch": case["sample"],
+                "num_canonical_nodes": case["canonical_nodes"],
+                "shuffle_seed": made.shuffle_seed,
+                "initial_physical_nodes": case["initial_nodes"],
+            }
+        )
+        per_worker = []
+        for rank in range(nodes * per_node):
+            for worker in range(workers):
+                world = World(
+                    rank=rank,
+                    ranks=nodes * per_node,
+                    ranks_per_node=per_node,
+                    worker=worker,
+                    workers=workers,
+                )
+                made._world = World(rank=rank, ranks=nodes * per_node, ranks_per_node=per_node)
+                per_worker.append(worker_samples(made, world, case["epoch"], case["sample"]).tolist())
+        result.append(per_worker)
+    return result
+
+
+def every_case():
+    cases = []
+    for world in WORLDS:
+        for epoch, step in ((0, 0), (1, 0), (3, 9)):
+            ranks = world[0] * world[1]
+            cases.append(
+                {
+                    "world": world,
+                    "batch_size": 4,
+                    "canonical_nodes": 4,
+                    "initial_nodes": 2 if step else None,
+                    "epoch": epoch,
+                    "sample": step * 4 * ranks,
+                }
+            )
+    return cases
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_whole_sequence_is_theirs_over_ranks_workers_and_resumes(tmp_path, remotes, algorithm):
+    options = {"shuffle": True, "shuffle_algo": algorithm, "shuffle_seed": 77, "shuffle_block_size": 200}
+    weights = [{}, {"repeat": 1.5}]
+    cases = every_case()
+    expected = theirs(tmp_path, remotes, weights, options, cases)
+    assert ours(tmp_path, remotes, weights, options, cases) == expected
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_batching_methods_are_theirs(tmp_path, remotes, method):
+    options = {
+        "shuffle": True,
+        "shuffle_algo": "py1s",
+        "batching_method": method,
+        "shuffle_block_size": 300,
+        "epoch_size": 900,
+    }
+    weights = [{"proportion": 0.7}, {"proportion": 0.3}]
+    cases = every_case()
+    expected = theirs(tmp_path, remotes, weights, options, cases)
+    assert ours(tmp_path, remotes, weights, options, cases) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "granularity"), [("balanced", 1), ("balanced", 10), ("fixed", 7)])
+def test_sampling_is_theirs(tmp_path, remotes, method, granularity):
+    options = {
+        "shuffle": True,
+        "shuffle_algo": "py1br",
+        "sampling_method": method,
+        "sampling_granularity": granularity,
+        "shuffle_block_size": 300,
+    }
+    weights = [{"choose": 333}, {"choose": 555}]
+    cases = every_case()
+    expected = theirs(tmp_path, remotes, weights, options, cases)
+    assert ours(tmp_path, remotes, weights, options, cases) == expected
+
+
+@pytest.mark.slow
+def test_without_shuffling_the_partition_is_theirs(tmp_path, remotes):
+    options = {"shuffle": False, "shuffle_algo": "py1e", "partition_algo": "orig"}
+    cases = every_case()
+    expected = theirs(tmp_path, remotes, [{}, {}], options, cases)
+    assert ours(tmp_path, remotes, [{}, {}], options, cases) == expected
+
+
+def test_a_run_of_theirs_goes_on_here_in_the_middle_of_an_epoch(tmp_path, remotes):
+    """The state that their loader saves after 20 batches goes on in ours with what it had not given."""
+    script = tmp_path / "their_run.py"
+    script.write_text(
+        "import json, sys\n"
+        "from streaming import Stream, StreamingDataset, StreamingDataLoader\n"
+        f"remotes, root = {remotes!r}, {str(tmp_path)!r}\n"
+        "streams = [Stream(remote=r, local=f'{root}/run{i}') for i, r in enumerate(remotes)]\n"
+        "dataset = StreamingDataset(streams=streams, batch_size=8, shuffle=True, shuffle_algo='py1e',\n"
+        "                           num_canonical_nodes=2, shuffle_seed=5)\n"
+        "loader = StreamingDataLoader(dataset, batch_size=8)\n"
+        "got, state = [], None\n"
+        "for step, batch in enumerate(loader, 1):\n"
+        "    got.append([int(i) for i in batch['id']])\n"
+        "    if step == 20: state = loader.state_dict()\n"
+        "print(json.dumps([got, state]))\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    got, state = json.loads(done.stdout.splitlines()[-1])
+
+    def build(**options):
+        streams = [Stream(remote=r, local=str(tmp_path / f"mine{i}")) for i, r in enumerate(remotes)]
+        return StreamingDataset(streams=streams, batch_size=8, shuffle=True, **options)
+
+    loader = StreamingDataLoader(build(shuffle_algo="py1e"))
+    loader.load_state_dict(state)
+    resumed = [ids(batch) for batch in loader]
+    assert resumed == got[20:]
+    # And on with ours, from our own state.
+    loader = StreamingDataLoader(build(shuffle_algo="py1e"), num_workers=2)
+    loader.load_state_dict(state)
+    batches = iter(loader)
+    first = [ids(next(batches)) for _ in range(7)]
+    again = StreamingDataLoader(build(shuffle_algo="py1e", shuffle_seed=5))
+    again.load_state_dict(loader.state_dict())
+    assert first + [ids(batch) for batch in again] == got[20:]
+    # Our own order does not take it for its own.
+    with pytest.raises(UsageError, match="MosaicML"):
+        StreamingDataLoader(build()).load_state_dict(state)
+
+
+def test_ranks_get_what_their_partition_gives_them(tmp_path, remotes, monkeypatch):
+    seen = []
+    for rank in range(2):
+        as_rank(monkeypatch, rank, 2)
+        streams = [Stream(remote=r, local=str(tmp_path / f"rank{i}")) for i, r in enumerate(remotes)]
+        made = StreamingDataset(
+            streams=streams, batch_size=5, shuffle=True, shuffle_algo="py1s", num_canonical_nodes=2
+        )
+        seen.append(flat(ids(batch) for batch in StreamingDataLoader(made, num_workers=2)))
+    assert len(seen[0]) == len(seen[1]) == 555
+    assert len(set(flat(seen))) == 1110
+
+
+@pytest.mark.parametrize("name", ["tail", "curriculum", "global_batch_size"])
+def test_what_their_order_cannot_have_is_refused(remotes, tmp_path, name):
+    value = {"tail": "drop", "curriculum": [(0, [1.0])], "global_batch_size": 8}[name]
+    with pytest.raises(UsageError, match=f"`{name}` does not go with"):
+        StreamingDataset(
+            remote=remotes[0], local=str(tmp_path), shuffle=True, shuffle_algo="py1e", **{name: value}
+        )
+
+
+def test_without_that_library_the_mend_is_named(remotes, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "streaming.base.batching", None)
+    made = StreamingDataset(
+        remote=remotes[0], local=str(tmp_path), batch_size=8, shuffle=True, shuffle_algo="py1e"
+    )
+    with pytest.raises(UsageError, match=r"pip install 'datasync\[mosaicml\]'"):
+        iter(made)
