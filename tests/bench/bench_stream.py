@@ -1,0 +1,313 @@
+"""Reading shards: this project beside MosaicML Streaming, LitData and WebDataset, and beside the bare work.
+
+    python tests/bench/bench_stream.py [tokens] [cold] [jpeg] [--rounds 3] [--seconds 3] [--json]
+
+    tokens   samples of 4 KiB (1,024 int32) in batches of 32, shuffled, from a warm cache, without and with 2
+             workers. LitData is run with its general loader and with its loader for tokens.
+    cold     one epoch from an S3 server on loopback into an empty cache, zstd shards; beside it the same
+             shards downloaded and decompressed by the same client and as many threads, and thrown away.
+    jpeg     photographs of 640 x 480 to uint8 tensors, without and with 2 workers; beside it the same files,
+             already in memory, decoded by 2 threads.
+
+Every measurement is a process of its own. Rates are of the steady state: an epoch's clock starts with its
+tenth batch (fourth, of photographs). Contenders run in turn, `--rounds` times, and the best round of each counts. CPU is that of the
+process and its workers, in microseconds a sample: waiting for others does not change it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests.bench import stream_contenders as contenders  # noqa: E402  (found below the root)
+
+CORPUS = ROOT.parent / "shared" / "corpora"
+PHOTOGRAPHS = 512
+
+
+# One measurement, in a process of its own
+
+
+def steady(
+    batches: Callable[[], Iterable[Any]], seconds: float, *, skip: int, every: int
+) -> dict[str, float]:
+    """Samples, seconds and CPU seconds of epochs without their first batches; the first one warms up."""
+    for _ in batches():
+        pass
+    total = {"samples": 0.0, "seconds": 0.0, "cpu": 0.0}
+    while total["seconds"] < seconds:
+        counted, marks = 0, []
+        for i, batch in enumerate(batches()):
+            if i > skip:
+                counted += contenders.length(batch)
+            # Workers end with the epoch, and their CPU is no more to be seen: look now and then.
+            if i >= skip and (i - skip) % every == 0:
+                marks.append((counted, time.perf_counter(), cpu_seconds()))
+        if len(marks) < 2:
+            raise SystemExit("an epoch has too few batches to be measured")
+        first, last = marks[0], marks[-1]
+        for name, begin, end in zip(total, first, last, strict=True):
+            total[name] += end - begin
+    return total
+
+
+def cpu_seconds() -> float:
+    """CPU of this process and of its living children."""
+    total = time.process_time()
+    tick = os.sysconf("SC_CLK_TCK")
+    for child in _children(os.getpid()):
+        try:
+            fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        total += (int(fields[11]) + int(fields[12])) / tick
+    return total
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        try:
+            found += map(int, (task / "children").read_text().split())
+        except OSError:
+            continue
+    return found + [inner for child in found for inner in _children(child)]
+
+
+def run_peer(name: str, folder: Path, kind: str, workers: int, seconds: float) -> dict[str, float]:
+    import torch
+
+    torch.set_num_threads(1)
+    _, read = contenders.PEERS[name]
+    with tempfile.TemporaryDirectory(prefix="bench-cache-", dir=folder) as cache:
+        batches = read(folder / name / kind, Path(cache), jpeg=kind == "jpeg", workers=workers)
+        return steady(
+            batches, seconds, **({"skip": 3, "every": 2} if kind == "jpeg" else {"skip": 10, "every": 32})
+        )
+
+
+def run_bare_jpeg(folder: Path, threads: int, seconds: float) -> dict[str, float]:
+    import torch
+
+    torch.set_num_threads(1)
+    files = contenders.photographs(PHOTOGRAPHS, CORPUS if CORPUS.is_dir() else None)
+    done, wall, cpu = 0, 0.0, 0.0
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(contenders.decode_bytes, files[:32]))
+        while wall < seconds:
+            start, before = time.perf_counter(), time.process_time()
+            for first in range(0, len(files), contenders.BATCH):
+                torch.stack(list(pool.map(contenders.decode_bytes, files[first : first + contenders.BATCH])))
+            wall, cpu = wall + time.perf_counter() - start, cpu + time.process_time() - before
+            done += len(files)
+    return {"samples": done, "seconds": wall, "cpu": cpu}
+
+
+def run_cold_ours(url: str) -> dict[str, float]:
+    import torch
+
+    from datasync import StreamingDataLoader, StreamingDataset
+
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="bench-cache-") as cache:
+        start, before = time.perf_counter(), time.process_time()
+        dataset = StreamingDataset(remote=url, local=cache, shuffle=True, batch_size=contenders.BATCH)
+        samples = sum(
+            contenders.length(batch) for batch in StreamingDataLoader(dataset, batch_size=contenders.BATCH)
+        )
+        wall, cpu = time.perf_counter() - start, time.process_time() - before
+        stats = dataset.stats.total()
+    return {"samples": samples, "seconds": wall, "cpu": cpu, "wait": stats["wait_seconds"]}
+
+
+def run_cold_bare(url: str, threads: int) -> dict[str, float]:
+    from datasync.storage import open_store
+    from shards import compression
+    from shards.index import Index
+
+    store = open_store(url)
+    start, before = time.perf_counter(), time.process_time()
+    index = Index.parse(store.read("index.json"), where=url)
+
+    def one(i: int) -> int:
+        info = index.shards[i]
+        data = store.read(info.stored.basename)
+        return len(compression.decompress(data, info.compression or "", limit=info.raw.bytes))
+
+    with ThreadPoolExecutor(threads) as pool:
+        total = sum(pool.map(one, range(len(index.shards))))
+    assert total == sum(info.raw.bytes for info in index.shards)
+    wall, cpu = time.perf_counter() - start, time.process_time() - before
+    return {"samples": index.samples, "seconds": wall, "cpu": cpu}
+
+
+# All of them
+
+
+def in_process(*arguments: object, environment: dict[str, str] | None = None) -> dict[str, float] | None:
+    """Run one measurement of this file; None if it failed, with the reason on standard error."""
+    result = subprocess.run(
+        [sys.executable, __file__, "--measure", json.dumps(arguments)],
+        env={**os.environ, **(environment or {})},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    lines = [line for line in result.stdout.splitlines() if line.startswith("{")]
+    if result.returncode or not lines:
+        print(f"{arguments}: failed\n{result.stderr[-2000:]}", file=sys.stderr)
+        return None
+    found: dict[str, float] = json.loads(lines[-1])
+    rate, micro = found["samples"] / found["seconds"], 1e6 * found["cpu"] / found["samples"]
+    print(f"{arguments}: {rate:,.0f} samples/s, {micro:,.1f} us of CPU each", file=sys.stderr)
+    return found
+
+
+def measure(*arguments: Any) -> dict[str, float]:
+    """What `in_process` asks for."""
+    what, *rest = arguments
+    runs: dict[str, Callable[..., dict[str, float]]] = {
+        "peer": lambda name, folder, *more: run_peer(name, Path(folder), *more),
+        "bare jpeg": lambda folder, *more: run_bare_jpeg(Path(folder), *more),
+        "cold ours": run_cold_ours,
+        "cold bare": run_cold_bare,
+    }
+    return runs[what](*rest)
+
+
+def best_of(rounds: int, jobs: dict[str, tuple[Any, ...]], **options: Any) -> dict[str, dict[str, float]]:
+    """Rates and CPU of each job, the best of its rounds; jobs take turns."""
+    found: dict[str, dict[str, float]] = {}
+    for _ in range(rounds):
+        for name, arguments in jobs.items():
+            result = in_process(*arguments, **options)
+            if result is None:
+                continue
+            rate = result["samples"] / result["seconds"]
+            micro = 1e6 * result["cpu"] / result["samples"]
+            old = found.setdefault(name, {"samples_per_second": 0.0, "cpu_us_per_sample": float("inf")})
+            old["samples_per_second"] = round(max(old["samples_per_second"], rate), 1)
+            old["cpu_us_per_sample"] = round(min(old["cpu_us_per_sample"], micro), 2)
+    return found
+
+
+def ratios(
+    found: dict[str, dict[str, float]], ours: str, others: Iterable[str]
+) -> dict[str, dict[str, float]]:
+    """How many times faster ours is, and how many times less CPU it takes, than each of the others."""
+    if ours not in found:
+        return {}
+    return {
+        f"{ours} / {other}": {
+            "rate": round(found[ours]["samples_per_second"] / found[other]["samples_per_second"], 2),
+            "cpu": round(found[other]["cpu_us_per_sample"] / found[ours]["cpu_us_per_sample"], 2),
+        }
+        for other in others
+        if other in found
+    }
+
+
+def bench_peers(kind: str, folder: Path, rows: list[Any], rounds: int, seconds: float) -> dict[str, Any]:
+    """`tokens` or `jpeg`."""
+    jpeg = kind == "jpeg"
+    names = [name for name in contenders.PEERS if not (jpeg and name == "litdata tokens")]
+    for name in names:
+        (folder / name).mkdir(exist_ok=True)
+        contenders.PEERS[name][0](rows, folder / name / kind, jpeg=jpeg)
+    jobs: dict[str, tuple[Any, ...]] = {
+        f"{name} ×{workers}": ("peer", name, str(folder), kind, workers, seconds)
+        for workers in (0, 2)
+        for name in names
+    }
+    if jpeg:
+        jobs["bare decoding ×2 threads"] = ("bare jpeg", str(folder), 2, seconds)
+    found = best_of(rounds, jobs)
+    compared: dict[str, Any] = {}
+    for workers in (0, 2):
+        ours = f"ours ×{workers}"
+        compared |= ratios(found, ours, [f"{name} ×{workers}" for name in names if name != "ours"])
+    if jpeg:
+        compared |= ratios(found, "ours ×0", [name for name in jobs if not name.startswith("ours")])
+    return {"results": found, "ratios": compared}
+
+
+def bench_cold(folder: Path, rows: Iterable[Any], rounds: int) -> dict[str, Any]:
+    """From an S3 server on loopback."""
+    from datasync.storage import open_store
+    from tests.servers import running, seaweedfs
+
+    contenders.write_ours(rows, folder / "cold", jpeg=False, compression="zstd:3")
+    with running(seaweedfs) as (server,):
+        url = server.url()
+        store = open_store(url, **server.options)
+        paths = [path for path in (folder / "cold").rglob("*") if path.is_file()]
+        for path in sorted(paths, key=lambda path: path.name == "index.json"):
+            store.write_file(str(path.relative_to(folder / "cold")), path)
+        environment = {**server.environment, "AWS_ENDPOINT_URL": server.endpoint}
+        jobs: dict[str, tuple[Any, ...]] = {
+            "bare download and decompression": ("cold bare", url, 4),
+            "ours": ("cold ours", url),
+        }
+        found = best_of(rounds, jobs, environment=environment)
+    return {"results": found, "ratios": ratios(found, "ours", ["bare download and decompression"])}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parts", nargs="*", help="tokens, cold, jpeg (default: all)")
+    parser.add_argument("--mib", type=int, default=192, help="MiB of tokens (default: 192)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds; the best counts (default: 3)")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement (default: 3)")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--measure", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.measure:
+        print(json.dumps(measure(*json.loads(options.measure))), flush=True)
+        return
+    parts = options.parts or ["tokens", "cold", "jpeg"]
+    report: dict[str, Any] = {"cpus": os.cpu_count(), "rounds": options.rounds}
+    with tempfile.TemporaryDirectory(prefix="bench-stream-") as temporary:
+        folder = Path(temporary)
+        if "tokens" in parts:
+            rows = list(contenders.token_rows(options.mib))
+            report["tokens"] = bench_peers("tokens", folder, rows, options.rounds, options.seconds)
+        if "cold" in parts:
+            report["cold"] = bench_cold(folder, contenders.token_rows(options.mib), options.rounds)
+        if "jpeg" in parts:
+            files = contenders.photographs(PHOTOGRAPHS, CORPUS if CORPUS.is_dir() else None)
+            report["jpeg"] = bench_peers("jpeg", folder, files, options.rounds, options.seconds)
+    print(json.dumps(report, indent=1) if options.json else _table(report))
+
+
+def _table(report: dict[str, Any]) -> str:
+    lines = []
+    for part in ("tokens", "cold", "jpeg"):
+        if part not in report:
+            continue
+        lines.append(part)
+        for name, result in report[part]["results"].items():
+            lines.append(
+                f"  {name:34} {result['samples_per_second']:>12,.0f} samples/s"
+                f" {result['cpu_us_per_sample']:>10,.1f} us of CPU a sample"
+            )
+        for name, ratio in report[part]["ratios"].items():
+            lines.append(f"  {name:48} {ratio['rate']:>7.2f} × the rate {ratio['cpu']:>7.2f} × less CPU")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
