@@ -68,11 +68,12 @@ class Layout:
         self.sizes: tuple[int | None, ...] = tuple(coder.size for coder in self.coders)
         self.head_bytes = 4 * self.sizes.count(None)
         self._head = struct.Struct(f"<{self.sizes.count(None)}I")
+        self._columns = tuple(zip(self.names, self.coders, self.sizes, strict=True))
 
     def encode(self, row: Mapping[str, Any]) -> bytes:
         """The bytes of one sample; `RowError` naming the column that cannot hold its value."""
         sizes, values = [], []
-        for name, coder, size in zip(self.names, self.coders, self.sizes, strict=True):
+        for name, coder, size in self._columns:
             try:
                 value = coder.encode(row[name])
             except KeyError as error:
@@ -86,9 +87,10 @@ class Layout:
             elif len(value) != size:
                 raise bad_value(name, coder, EncodingError(f"expected {size} bytes, got {len(value)}"), None)
             values.append(value)
-        if sum(map(len, values)) + self.head_bytes > U32_MAX:
-            raise too_large(sum(map(len, values)))
-        return b"".join((self._head.pack(*sizes), *values))
+        sample = b"".join((self._head.pack(*sizes), *values))
+        if len(sample) > U32_MAX:
+            raise too_large(len(sample))
+        return sample
 
     def config(self, *, compression: str | None, hashes: Sequence[str], size_limit: int | None) -> bytes:
         """The JSON between offsets and samples."""
@@ -181,6 +183,7 @@ class Shard:
         self._data: Bytes1D | None = np.frombuffer(self._map(source), np.uint8)
         self._view = self._data.data
         self._offsets = self._check_head(self._data)
+        self._cells = self._find_cells(self._data)
 
     def __len__(self) -> int:
         return self.info.samples
@@ -222,15 +225,20 @@ class Shard:
                 f"{self.where} has no column {sorted(wanted - set(self._names))[0]!r}",
                 mend=f"it has {_list(self._names)}",
             )
+        if self._cells is not None:
+            return {
+                column.name: self._fixed(
+                    column, cells[which].view(np.uint8).reshape(len(which), column.size), which
+                )
+                for column, cells in zip(self._columns, self._cells, strict=True)
+                if column.name in wanted
+            }
         out: dict[str, list[Any] | np.ndarray[Any, Any]] = {}
         for column, starts, stops in self._walk(data, which):
             if column.name not in wanted:
                 continue
-            array = None
             if column.size is not None:
-                array = column.coder().decode_array(gather(data, starts, column.size))
-            if array is not None:
-                out[column.name] = array
+                out[column.name] = self._fixed(column, gather(data, starts, column.size), which)
                 continue
             spans = zip(which.tolist(), starts.tolist(), stops.tolist(), strict=True)
             out[column.name] = [self._decode(column, self._view[a:b], row) for row, a, b in spans]
@@ -238,7 +246,7 @@ class Shard:
 
     def close(self) -> None:
         """Let go of the file. Values that were read stay valid."""
-        self._data = None
+        self._data = self._cells = None
         self._view = memoryview(b"")
 
     def __enter__(self) -> Shard:
@@ -314,6 +322,29 @@ class Shard:
                 stop = at + column.size
             yield column, at, stop
             at = stop
+
+    def _find_cells(self, data: Bytes1D) -> list[np.ndarray[Any, Any]] | None:
+        """Each column as items to be indexed by row, where all samples have the same size; else None."""
+        stride, count = self._fixed_bytes(), self.info.samples
+        sizes = self._offsets[1:] - self._offsets[:-1]
+        if self._head.size or not count or not stride or bool((sizes != stride).any()):
+            return None
+        at = int(self._offsets[0])
+        cells: list[np.ndarray[Any, Any]] = []
+        for column in self._columns:
+            item = np.dtype((np.void, column.size or 0))
+            cells.append(np.ndarray((count,), item, buffer=data, offset=at, strides=(stride,)))
+            at += column.size or 0
+        return cells
+
+    def _fixed(self, column: _Column, values: Bytes1D, rows: Ints) -> list[Any] | np.ndarray[Any, Any]:
+        """Values of one size: as an array where the encoding has one."""
+        array = column.coder().decode_array(values)
+        if array is not None:
+            return array
+        return [
+            self._decode(column, value.data, row) for row, value in zip(rows.tolist(), values, strict=True)
+        ]
 
     def _decode(self, column: _Column, view: memoryview, row: int) -> Any:
         try:

@@ -10,6 +10,7 @@ import json
 import math
 import operator
 import pickle
+import struct
 from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
 from typing import Any
@@ -92,17 +93,19 @@ class Scalar(Encoding):
     def __init__(self, dtype: str) -> None:
         self.dtype = np.dtype(dtype).newbyteorder("<")
         self.size = self.dtype.itemsize
+        self._signed = self.dtype.kind == "i"
+        self._low, self._high = (0, 0) if self.dtype.kind == "f" else _limits(self.dtype)
+        self._pack = {"float32": struct.Struct("<f").pack, "float64": struct.Struct("<d").pack}.get(dtype)
 
     def encode(self, value: Any) -> bytes:
         if isinstance(value, bytes | bytearray):
             return bytes(_sized(value, self.size))
         if self.dtype.kind == "f":
-            return bytes(self._float(value).tobytes())
+            return self._encode_float(value)
         number = _integer(value)
-        limits = np.iinfo(self.dtype)
-        if not limits.min <= number <= limits.max:
-            raise EncodingError(f"{number} is outside {self.dtype.name}: {limits.min} to {limits.max}")
-        return number.to_bytes(self.dtype.itemsize, "little", signed=self.dtype.kind == "i")
+        if not self._low <= number <= self._high:
+            raise EncodingError(f"{number} is outside {self.dtype.name}: {self._low} to {self._high}")
+        return number.to_bytes(self.dtype.itemsize, "little", signed=self._signed)
 
     def decode(self, data: Buffer) -> Any:
         return np.frombuffer(_sized(data, self.size), self.dtype)[0]
@@ -111,12 +114,17 @@ class Scalar(Encoding):
         values: np.ndarray[Any, Any] = rows.view(self.dtype)
         return values.reshape(len(rows))
 
-    def _float(self, value: Any) -> Any:
-        if value is None or isinstance(value, str):
+    def _encode_float(self, value: Any) -> bytes:
+        if self._pack is not None and type(value) is float:
+            try:
+                return self._pack(value)
+            except OverflowError:
+                pass  # too large for a float32: NumPy makes it infinite
+        if value is None or isinstance(value, str) or np.ndim(value):
             raise EncodingError(f"expected a number, got {kind(value)}")
         try:
             with np.errstate(over="ignore"):
-                return np.float64(value).astype(self.dtype) if np.ndim(value) == 0 else _not_scalar(value)
+                return bytes(np.float64(value).astype(self.dtype).tobytes())
         except (TypeError, ValueError, OverflowError) as error:
             raise EncodingError(f"expected a number, got {kind(value)}") from error
 
@@ -253,8 +261,9 @@ def _read_text(data: Buffer, make: Callable[[str], Any]) -> Any:
         raise EncodingError(f"it is no number: {bytes(data[:40])!r}") from error
 
 
-def _not_scalar(value: Any) -> Any:
-    raise TypeError(f"an array of shape {np.shape(value)} is no scalar")
+def _limits(dtype: np.dtype[Any]) -> tuple[int, int]:
+    info = np.iinfo(dtype)
+    return int(info.min), int(info.max)
 
 
 def kind(value: Any) -> str:

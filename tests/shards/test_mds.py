@@ -113,6 +113,23 @@ def test_some_columns_of_some_rows() -> None:
             shard[bad[0]]
 
 
+@given(which=st.lists(st.integers(0, 49), max_size=40))
+@settings(max_examples=20, deadline=None)
+def test_batches_of_columns_that_all_have_a_fixed_size(which: list[int]) -> None:
+    columns = {"a": "int", "h": "float16", "v": "ndarray:uint16:2,3"}
+    samples = [
+        {"a": -i, "h": i / 2, "v": np.arange(i, i + 6, dtype="uint16").reshape(2, 3)} for i in range(50)
+    ]
+    (finished,) = _build(samples, columns)
+    batch = _open(finished).batch(which)
+    assert [_plain(value) for value in batch["a"]] == [-i for i in which]
+    assert [_plain(value) for value in batch["h"]] == [i / 2 for i in which]
+    assert isinstance(batch["v"], np.ndarray)
+    assert batch["v"].shape == (len(which), 2, 3)
+    assert batch["v"].flags.writeable
+    assert all(np.array_equal(value, samples[i]["v"]) for value, i in zip(batch["v"], which, strict=True))
+
+
 @pytest.mark.parametrize("compression", [None, "zstd:3"])
 def test_damage_anywhere_in_a_file_is_found(compression: str | None) -> None:
     (finished,) = _build(
