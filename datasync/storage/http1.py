@@ -192,8 +192,8 @@ class Pool:
     Args:
         origin (Origin): The server.
         ca_bundle (str | None): A file with authorities to trust; None trusts the system's.
-        stall_seconds (float): The longest wait on the socket. Default: ``60``.
-        connect_seconds (float): The longest wait for a connection. Default: ``10``.
+        stall_seconds (float | None): The longest wait on the socket. Default: `STALL_SECONDS`.
+        connect_seconds (float | None): The longest wait for a connection. Default: `CONNECT_SECONDS`.
     """
 
     def __init__(
@@ -201,12 +201,12 @@ class Pool:
         origin: Origin,
         *,
         ca_bundle: str | None = None,
-        stall_seconds: float = STALL_SECONDS,
-        connect_seconds: float = CONNECT_SECONDS,
+        stall_seconds: float | None = None,
+        connect_seconds: float | None = None,
     ) -> None:
         self.origin = origin
-        self._stall_seconds = stall_seconds
-        self._connect_seconds = connect_seconds
+        self._stall_seconds = STALL_SECONDS if stall_seconds is None else stall_seconds
+        self._connect_seconds = CONNECT_SECONDS if connect_seconds is None else connect_seconds
         self._proxy = _proxy_of(origin)
         self._tls = _tls_context(ca_bundle) if origin.scheme == "https" else None
         self._idle: list[_Connection] = []

@@ -19,7 +19,7 @@ ATTEMPTS = 5
 
 _FIRST_SECONDS = 0.1
 _MOST_SECONDS = 5.0
-_GATE_FIRST, _GATE_MOST = 0.05, 10.0
+_GATE_FIRST, _GATE_MOST = 0.05, 5.0
 
 
 def pause_before(attempt: int, *, draw: Callable[[], float] = random.random) -> float:
@@ -53,7 +53,7 @@ class Gate:
             left = self._until - self._clock()
             pause = self._pause
         if left > 0:
-            self._sleep(left + random.random() * pause)
+            self._sleep(left + random.random() * pause / 2)
 
     def slow_down(self) -> None:
         """The endpoint has asked for less."""

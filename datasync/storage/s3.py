@@ -34,13 +34,12 @@ from datasync.storage.http1 import Response
 from datasync.storage.keys import check_key, check_prefix, join
 from datasync.storage.retry import ATTEMPTS, pause_before
 from datasync.storage.s3_account import S3Settings
-from datasync.storage.s3_api import AmbiguousConflict, S3Api, api_of
+from datasync.storage.s3_api import CRC_HEADER, AmbiguousConflict, S3Api, api_of, encoded_crc
 from datasync.storage.s3_probe import Traits, traits_of
 from shards.digests import crc32c as crc32c_of
 
 ONE_PUT_BYTES = 64 << 20
 _DELETE_BATCH = 1000
-_CRC = "x-amz-checksum-crc32c"
 
 
 class S3Store:
@@ -232,7 +231,10 @@ class S3Store:
         except AmbiguousConflict as error:
             return self._won(key, body, error)
         return ObjectInfo(
-            key=key, bytes=len(body), etag=_etag(reply.headers), crc32c=value if _CRC in headers else None
+            key=key,
+            bytes=len(body),
+            etag=_etag(reply.headers),
+            crc32c=value if CRC_HEADER in headers else None,
         )
 
     def conditions(self, *, if_absent: bool, if_match: str | None) -> dict[str, str]:
@@ -254,7 +256,7 @@ class S3Store:
         """Headers by which the server checks what it receives, as an object or as a part of one."""
         traits = self.traits()
         if traits.multipart_crc if part else traits.crc32c:
-            return {_CRC: encoded_crc(crc32c)}
+            return {CRC_HEADER: encoded_crc(crc32c)}
         if crc32c_of(body) != crc32c:
             raise CorruptError(
                 f"the bytes for {self.api.what(full)} are not those that were meant", mend="read them again"
@@ -332,11 +334,6 @@ class S3Store:
             )
 
 
-def encoded_crc(value: int) -> str:
-    """A CRC-32C as S3 writes it."""
-    return base64.b64encode(value.to_bytes(4, "big")).decode()
-
-
 def _described(key: str, headers: dict[str, str]) -> ObjectInfo:
     modified = headers.get("last-modified")
     return ObjectInfo(
@@ -356,7 +353,7 @@ def _etag(headers: dict[str, str]) -> str | None:
 def _stored_crc(headers: dict[str, str]) -> int | None:
     """The whole object's CRC-32C; that of a multipart upload may be one over its parts, which says nothing
     here."""
-    found = headers.get(_CRC, "")
+    found = headers.get(CRC_HEADER, "")
     if not found or "-" in found or headers.get("x-amz-checksum-type", "FULL_OBJECT") != "FULL_OBJECT":
         return None
     try:

@@ -10,13 +10,14 @@ that the endpoint wants less at once.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hashlib
 import logging
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 
@@ -36,6 +37,9 @@ from datasync.storage.retry import ATTEMPTS, Gate, pause_before
 from datasync.storage.s3_account import Account, S3Settings
 from datasync.storage.s3_errors import Answer
 from datasync.storage.sigv4 import UNSIGNED, Signer, encode_path, encode_query
+from shards.digests import crc32c
+
+CRC_HEADER = "x-amz-checksum-crc32c"
 
 _SIGNED_BODY_BYTES = 64 << 10
 _SKEW_SECONDS = 30.0
@@ -183,10 +187,10 @@ class S3Api:
                     failure: DatasyncError = self._network_error(error, request)
                 else:
                     answer = s3_errors.parse(response.status, response.headers, content)
-                    if self._learn(answer, request):
-                        continue
                     if request.method == "HEAD":
                         answer = self._explain(answer, request)
+                    if self._learn(answer, request):
+                        continue
                     failure = self._error(answer, request)
             self._failed(request, failure)
 
@@ -213,7 +217,7 @@ class S3Api:
             self._gate.slow_down()
         if isinstance(failure, ConflictError) and request.maybe_done:
             raise AmbiguousConflict(failure.message, mend=failure.mend)
-        again = isinstance(failure, TransientError | CorruptError)
+        again = isinstance(failure, TransientError | CorruptError) and not _is_damaged_here(failure, request)
         request.attempt += 1
         if not again or request.attempt >= ATTEMPTS:
             raise failure
@@ -234,13 +238,10 @@ class S3Api:
             return self._once("skew", request) and self._learn_clock(answer)
         if answer.code in s3_errors.EXPIRED:
             self.account.renew()
-            return self._once("expired", request)
+            return self._once("expired", request) or self._once("expired again", request)
         if answer.code == "XAmzContentSHA256Mismatch" and not self._signs_bodies:
             self._signs_bodies = True
             return True
-        # A clock that is wrong shows as a plain refusal where there is no body to say so.
-        if answer.status == 403 and request.method == "HEAD":
-            return self._once("skew", request) and self._learn_clock(answer)
         return False
 
     def _once(self, lesson: str, request: _Request) -> bool:
@@ -286,7 +287,8 @@ class S3Api:
             return answer
         if response.status in _SUCCESS:
             self.known = True
-            return answer
+            # What was refused a moment ago is allowed now: the refusal was a failure of that moment.
+            return answer if answer.status == 404 else replace(answer, code="InternalError")
         found = s3_errors.parse(response.status, response.headers, content)
         return found if answer.status != 404 or found.code == "NoSuchBucket" or found.foreign else answer
 
@@ -297,6 +299,19 @@ class S3Api:
 
     def _network_error(self, error: OSError, request: _Request) -> StoreError:
         return self.network_error(error, request.key)
+
+
+def _is_damaged_here(failure: DatasyncError, request: _Request) -> bool:
+    """Whether the server is right: the bytes do not have the CRC that they were given, and never will."""
+    claimed = request.headers.get(CRC_HEADER)
+    return (
+        isinstance(failure, CorruptError) and bool(claimed) and claimed != encoded_crc(crc32c(request.body))
+    )
+
+
+def encoded_crc(value: int) -> str:
+    """A CRC-32C as S3 writes it."""
+    return base64.b64encode(value.to_bytes(4, "big")).decode()
 
 
 def _split(endpoint: str) -> tuple[Origin, str]:

@@ -45,6 +45,10 @@ REGION = {
 DAMAGED = {"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"}
 
 
+class ForbiddenError(DeniedError):
+    """The keys are good, and what they may do does not include this."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """An answer that is no success.
@@ -164,7 +168,7 @@ def _denied(answer: Answer, what: str, endpoint: str) -> DeniedError | None:
             mend="check the secret key and the region; a proxy that rewrites requests does this too",
         )
     if answer.status in (401, 403):
-        return DeniedError(
+        return ForbiddenError(
             f"the credentials are not allowed to do this with {what} at {endpoint}",
             mend="allow it in the bucket's policy (who may not list sees this for missing objects too)",
         )

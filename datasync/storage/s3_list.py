@@ -84,7 +84,7 @@ def _pages(api: S3Api, root: str, prefix: str, after: str) -> Iterator[list[Obje
         token = page.text("NextContinuationToken")
         if not token or token in seen:
             raise StoreError(
-                f"{api.endpoint} breaks off the listing of {api.what(base + prefix)}: there is more, not where",
+                f"{api.endpoint} breaks off the listing of {api.what(base + prefix)}: there is more",
                 mend="this server cannot be listed completely; look for an update of it",
             )
         seen = {token}

@@ -8,6 +8,7 @@ about what listens there. Amazon itself is known and not asked.
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import hashlib
 import json
@@ -19,18 +20,20 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from datasync.errors import ConflictError, DatasyncError, DeniedError, StoreError, TransientError
+from datasync.errors import ConflictError, DatasyncError, StoreError, TransientError
 from datasync.storage import s3_xml
 from datasync.storage.base import Abilities
 from datasync.storage.keys import join
 from datasync.storage.process import shared
-from datasync.storage.s3_api import S3Api
+from datasync.storage.s3_api import CRC_HEADER, AmbiguousConflict, S3Api, encoded_crc
+from datasync.storage.s3_errors import ForbiddenError
+from shards.digests import crc32c
 
 _CACHE_SECONDS = 7 * 24 * 3600.0
 _CACHE_FORMAT = 1
 _BODY = b"datasync asks what this endpoint can do"
-_CRC = "x-amz-checksum-crc32c"
 _RACERS = 4
+_TRIES = 3
 
 _log = logging.getLogger(__name__)
 
@@ -100,7 +103,7 @@ def traits_of(api: S3Api, prefix: str) -> Traits:
         return AMAZON
     try:
         return shared(("s3-traits", api.endpoint), lambda: _found(api, prefix))
-    except DeniedError as error:
+    except ForbiddenError as error:
         # Who may not write needs no abilities to write; not kept, since another prefix may allow it.
         _log.info("%s: not probed: %s", api.endpoint, error.message)
         return READ_ONLY
@@ -142,7 +145,7 @@ class _Probe:
 
     def run(self) -> Traits:
         etag = self._put("plain")
-        crc32c = self._refuses("wrong-crc", {_CRC: "AAAAAA=="})
+        crc32c = self._refuses("wrong-crc", {CRC_HEADER: "AAAAAA=="})
         multipart, multipart_crc, conditional_complete = self._multipart(crc32c)
         return Traits(
             if_absent=self._refuses("plain", {"If-None-Match": "*"}) and self._one_winner(),
@@ -189,15 +192,25 @@ class _Probe:
         return bool(etag) and self._accepts("plain", {"If-Match": etag})
 
     def _one_winner(self) -> bool:
-        def race(_: int) -> bool:
+        def race(name: str) -> bool | None:
             try:
-                self._put("race", {"If-None-Match": "*"})
+                self._put(name, {"If-None-Match": "*"})
+            except AmbiguousConflict:
+                return None
             except ConflictError:
                 return False
             return True
 
-        with ThreadPoolExecutor(max_workers=_RACERS) as pool:
-            return sum(pool.map(race, range(_RACERS))) == 1
+        for attempt in range(_TRIES):
+            with ThreadPoolExecutor(max_workers=_RACERS) as pool:
+                results = list(pool.map(race, [f"race-{attempt}"] * _RACERS))
+            winners = results.count(True)
+            if winners == 1:
+                return True
+            _log.info("%s: %d winners in a race of %s", self._api.endpoint, winners, results)
+            if winners > 1:
+                return False
+        return False  # somebody must have won, unless answers were lost every time
 
     def _copies(self) -> bool:
         self._used.add("copy")
@@ -215,8 +228,6 @@ class _Probe:
         return reply.status == 206 and reply.body == _BODY[1:3]
 
     def _deletes_batches(self) -> bool:
-        import base64
-
         self._put("batch")
         body = s3_xml.delete_request([self._key("batch")])
         digest = base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
@@ -232,20 +243,34 @@ class _Probe:
         """Whether there are uploads, how CRCs of parts are kept, and whether completing can be
         conditional."""
         for mode in ("FULL_OBJECT", "COMPOSITE", "") if crc32c else ("",):
-            try:
-                self._upload("multipart", mode, {})
-            except TransientError:
-                raise
-            except StoreError:
-                continue
-            try:
-                self._upload("multipart", mode, {"If-None-Match": "*"})
-            except TransientError:
-                raise
-            except StoreError:
-                return True, mode, True
-            return True, mode, False
+            if self._uploads("multipart", mode):
+                return True, mode, self._completes_conditionally(mode)
         return False, "", False
+
+    def _uploads(self, name: str, mode: str) -> bool:
+        """Whether an upload goes through; a lost answer looks like a refusal, so one proves nothing."""
+        for _ in range(_TRIES):
+            try:
+                self._upload(name, mode, {})
+            except TransientError:
+                raise
+            except StoreError as error:
+                _log.info("an upload (%s): %s", mode or "without CRC", error.message)
+                continue
+            return True
+        return False
+
+    def _completes_conditionally(self, mode: str) -> bool:
+        """Whether an upload over an existing object is refused where it must be."""
+        try:
+            self._upload("multipart", mode, {"If-None-Match": "*"})
+        except ConflictError:
+            return True
+        except TransientError:
+            raise
+        except StoreError:
+            return False
+        return False
 
     def _upload(self, name: str, mode: str, conditions: dict[str, str]) -> None:
         """One upload of one part."""
@@ -253,13 +278,14 @@ class _Probe:
         key = self._key(name)
         declared = {"x-amz-checksum-algorithm": "CRC32C", "x-amz-checksum-type": mode} if mode else {}
         reply = self._api.call("POST", key, query={"uploads": ""}, headers=declared)
-        upload_id = s3_xml.parse(reply.body, "InitiateMultipartUploadResult", where=self._api.endpoint).text(
-            "UploadId"
-        )
+        begun = s3_xml.parse(reply.body, "InitiateMultipartUploadResult", where=self._api.endpoint)
+        upload_id = begun.text("UploadId")
         try:
             crc = _body_crc() if mode else ""
             query = {"uploadId": upload_id, "partNumber": "1"}
-            sent = self._api.call("PUT", key, query=query, headers={_CRC: crc} if crc else {}, body=_BODY)
+            sent = self._api.call(
+                "PUT", key, query=query, headers={CRC_HEADER: crc} if crc else {}, body=_BODY
+            )
             listed_crc = crc if mode == "COMPOSITE" else None
             body = s3_xml.complete_request([(1, sent.headers.get("etag", "").strip('"'), listed_crc)])
             headers = {**conditions, **({"x-amz-checksum-type": mode} if mode else {})}
@@ -279,9 +305,6 @@ class _Probe:
 
 
 def _body_crc() -> str:
-    from datasync.storage.s3 import encoded_crc
-    from shards.digests import crc32c
-
     return encoded_crc(crc32c(_BODY))
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from datasync.errors import ConflictError, CorruptError, NotFoundError, StoreError
 from datasync.storage import s3_xml
 from datasync.storage.base import Buffer, ObjectInfo, UploadInfo
-from datasync.storage.s3_api import AmbiguousConflict
+from datasync.storage.s3_api import CRC_HEADER, AmbiguousConflict
 from shards.digests import crc32c as crc32c_of
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ _LEAST_PART = 16 << 20
 _MOST_PARTS = 10_000
 _AT_ONCE = 4
 _MIB = 1 << 20
-_CRC = "x-amz-checksum-crc32c"
 
 
 def part_bytes_for(size: int) -> int:
@@ -67,7 +66,7 @@ class S3Upload:
         query = {**self._query, "partNumber": str(number)}
         reply = self._store.api.call("PUT", self._full, query=query, headers=headers, body=body)
         with_crc = self._store.traits().multipart_crc == "COMPOSITE"
-        return _tag(reply.headers.get("etag", ""), headers.get(_CRC) if with_crc else None)
+        return _tag(reply.headers.get("etag", ""), headers.get(CRC_HEADER) if with_crc else None)
 
     def parts(self) -> dict[int, tuple[str, int]]:
         found: dict[int, tuple[str, int]] = {}
