@@ -376,7 +376,7 @@ class FsspecStore:
             raise
         except FileNotFoundError as error:
             # Over HTTP, fsspec calls every failure to look a file up "not found": also a server that is down.
-            if isinstance(error.__cause__, Exception) and not isinstance(error.__cause__, FileNotFoundError):
+            if isinstance(error.__cause__, Exception) and not isinstance(error.__cause__, _ABSENT):
                 raise _by_status(error.__cause__, f"{self._url}/{key}") from error
             raise NotFoundError(f"no object {key} at {self._url}", mend="check the name") from error
         except PermissionError as error:
@@ -391,6 +391,9 @@ class FsspecStore:
             raise TransientError(f"{self._url}/{key}: {error}", mend="run again") from error
         except Exception as error:
             raise _by_status(error, f"{self._url}/{key}") from error
+
+
+_ABSENT = (FileNotFoundError, LookupError)  # what file systems themselves mean by "not there"
 
 
 def _by_status(error: Exception, what: str) -> StoreError:
