@@ -5,7 +5,8 @@
 
 Only what a receipt says this tool wrote is ever removed. Each old version is first marked ``removing``, so
 that nobody waits for it or counts on it; then its objects go, then its records. A kill in between leaves
-a marked receipt, and the next run goes on from it. Trees have one version in place and are left to ``--delete``.
+a marked receipt, and the next run goes on from it. Trees have one version in place and are left to
+``--delete``.
 """
 
 from __future__ import annotations

@@ -1,0 +1,340 @@
+"""Scheduled runs: quiet when well, loud when not, never twice at once; and where they are installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import threading
+import time
+from dataclasses import replace
+from datetime import datetime, timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from datasync.errors import StoreError, UsageError
+from datasync.ops import receipts, schedule
+from datasync.ops.cron import Cron
+from datasync.ops.install import Job, crontab_block, k8s_cronjob, systemd_units, with_block, without_block
+from datasync.replicate.lease import held
+from datasync.storage.local import LocalStore
+from tests.replicate.kit import datasync, make_dataset, start
+
+CONFIG = """
+[clusters.a]
+url = "a"
+[clusters.b]
+url = "b"
+{limit}
+[datasets.emoji]
+home = "a"
+[replication.nightly]
+to = ["b"]
+schedule = "30 2 * * *"
+retries = 1
+retry_delay = 0.1
+metrics = "metrics/datasync.prom"
+log = "runs.jsonl"
+{more}
+"""
+
+
+@pytest.fixture
+def work(tmp_path):
+    configure(tmp_path)
+    make_dataset(LocalStore(tmp_path / "a" / "emoji"), count=4)
+    return tmp_path
+
+
+def configure(folder: Path, more: str = "", limit: str = "") -> None:
+    (folder / "datasync.toml").write_text(CONFIG.format(more=more, limit=limit))
+
+
+def run(work: Path, check: int = 0, *arguments: str):
+    return datasync(
+        "schedule",
+        "run",
+        "nightly",
+        *arguments,
+        cwd=work,
+        env={"XDG_STATE_HOME": str(work / "state")},
+        check=check,
+    )
+
+
+def lines(work: Path) -> list[dict]:
+    return [json.loads(line) for line in (work / "runs.jsonl").read_text().splitlines()]
+
+
+def test_a_good_run_is_silent_and_leaves_a_receipt_a_line_and_metrics(work):
+    done = run(work)
+    assert done.stdout == done.stderr == ""
+    assert receipts.read(LocalStore(work / "b" / "emoji")).whole
+    (line,) = lines(work)
+    assert (line["exit_code"], line["attempts"], line["copied"]["objects"]) == (0, 1, 4)
+    assert line["places"][0]["state"] == "published"
+    metrics = (work / "metrics" / "datasync.prom").read_text()
+    assert 'datasync_last_exit_code{policy="nightly"} 0.0' in metrics
+    assert 'datasync_whole{dataset="emoji",destination="b",policy="nightly"} 1.0' in metrics
+    run(work)
+    assert lines(work)[1]["places"][0]["state"] == "already"
+
+
+def test_a_failure_is_told_retried_and_hooked_and_so_is_the_recovery(work):
+    configure(
+        work, "on_failure = \"sh -c 'cat > failed.json'\"\non_recovery = \"sh -c 'cat > recovered.json'\""
+    )
+    shard = next((work / "a" / "emoji" / "shards").iterdir())
+    good = shard.read_bytes()
+    shard.write_bytes(b"?" * len(good))
+    done = run(work, 1)
+    assert shard.name in done.stderr
+    assert lines(work)[0]["attempts"] == 2
+    assert json.loads((work / "failed.json").read_text())["exit_code"] == 1
+    assert not (work / "recovered.json").exists()
+    shard.write_bytes(good)
+    run(work)
+    assert json.loads((work / "recovered.json").read_text())["exit_code"] == 0
+    (work / "recovered.json").unlink()
+    run(work)
+    assert not (work / "recovered.json").exists()
+
+
+def test_webhook_and_heartbeat(work):
+    seen = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            seen.append(("GET", self.path, None))
+            self.send_response(204)
+            self.end_headers()
+
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            seen.append(("POST", self.path, body))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *args):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    base = f"http://127.0.0.1:{server.server_port}"
+    configure(work, f'on_failure = "{base}/failed"\nheartbeat = "{base}/alive"')
+    run(work)
+    assert seen == [("GET", "/alive", None)]
+    shutil.rmtree(work / "a")
+    run(work, 1)
+    server.shutdown()
+    assert seen[1][:2] == ("POST", "/failed")
+    assert seen[1][2]["exit_code"] == 1
+
+
+def test_a_hook_that_fails_does_not_change_how_the_run_ended(work):
+    configure(work, 'heartbeat = "http://127.0.0.1:9/nobody"\non_failure = "false"')
+    run(work, 0)
+    assert lines(work)[0]["exit_code"] == 0
+
+
+def test_an_overlapping_run_is_answered_busy_without_noise(work):
+    with held(LocalStore(work / "b" / "emoji"), "another run"):
+        began = time.monotonic()
+        done = run(work, 75)
+        assert time.monotonic() - began < 30
+    assert "another run" in done.stderr
+    assert lines(work)[0]["attempts"] == 1
+
+
+def test_one_dataset_that_fails_does_not_keep_the_others(work):
+    make_dataset(LocalStore(work / "a" / "flags"), count=2)
+    config = (
+        (work / "datasync.toml")
+        .read_text()
+        .replace("[datasets.emoji]", '[datasets.gone]\nhome = "a"\n[datasets.emoji]')
+    )
+    (work / "datasync.toml").write_text(config + 'datasets = ["gone", "flags", "emoji"]\n')
+    done = run(work, 1)
+    assert "gone" in done.stderr
+    assert receipts.read(LocalStore(work / "b" / "flags")).whole
+    assert receipts.read(LocalStore(work / "b" / "emoji")).whole
+
+
+def test_a_deadline_ends_the_run_with_its_code(work):
+    configure(work, "max_runtime = 1", limit='rate_limit = "10 KiB/s"')
+    run(work, 4)
+    assert "max-runtime" in lines(work)[0]["stopped"]
+
+
+def test_old_versions_go_where_the_policy_says_how_many_stay(work):
+    configure(work, "keep = 1")
+    run(work)
+    make_dataset(LocalStore(work / "a" / "emoji"), count=3, seed="new")
+    run(work)
+    assert len(list((work / "b" / "emoji" / "shards").iterdir())) == 3
+
+
+def test_missed_runs_are_counted():
+    from datasync.config import Replication
+
+    policy = Replication(name="n", to=("b",), schedule="0 * * * *")
+    now = datetime(2026, 12, 1, 12, 0, 5)
+    state = schedule.State(started="2026-12-01T11:00:03", finished="x", exit_code=0, good=None, failures=0)
+    assert schedule.missed(policy, state, now) == 0
+    assert schedule.missed(policy, replace(state, started="2026-12-01T08:00:03"), now) == 3
+    assert schedule.missed(policy, None, now) == 0
+
+
+def test_show_tells_the_next_runs_and_what_was_missed(work):
+    run(work)
+    state = work / "state" / "datasync"
+    (file,) = state.rglob("nightly.json")
+    old = json.loads(file.read_text())
+    file.write_text(json.dumps({**old, "started": (datetime.now() - timedelta(days=4)).isoformat()}))
+    env = {"XDG_STATE_HOME": str(work / "state")}
+    text = datasync("schedule", "show", cwd=work, env=env).stdout
+    assert "30 2 * * *" in text
+    assert "exit code 0" in text
+    assert "missed" in text
+    document = json.loads(datasync("schedule", "show", "--json", cwd=work, env=env).stdout)
+    assert len(document["policies"][0]["next"]) == 3
+
+
+JOB = Job(
+    name="nightly", config=Path("/srv/my 100%/datasync.toml"), cron=Cron.parse("30 2 * * *"), jitter=300
+)
+FOREIGN = "MAILTO=ops\n# mine\n0 1 * * * backup --all\n"
+
+
+def test_a_crontab_keeps_every_foreign_line_and_installing_twice_changes_nothing():
+    once = with_block(FOREIGN, JOB)
+    assert once.startswith(FOREIGN)
+    assert with_block(once, JOB) == once
+    assert without_block(once, JOB) == FOREIGN
+    later = with_block(once + "5 5 * * * after\n", replace(JOB, cron=Cron.parse("0 4 * * *")))
+    assert "0 4 * * * cd" in later
+    assert "30 2" not in later
+    assert later.endswith("5 5 * * * after\n")
+    assert without_block(later, JOB) == FOREIGN + "5 5 * * * after\n"
+    other = with_block(once, replace(JOB, config=Path("/other/datasync.toml")))
+    assert without_block(other, JOB).count("schedule run nightly") == 1
+
+
+def test_a_block_without_its_end_is_left_to_a_person():
+    broken = crontab_block(JOB).splitlines()[0] + "\n" + FOREIGN
+    for change in (with_block, without_block):
+        with pytest.raises(StoreError, match="without its end"):
+            change(broken, JOB)
+
+
+def test_percent_and_spaces_are_safe_in_a_crontab():
+    line = crontab_block(JOB).splitlines()[1]
+    assert r"'/srv/my 100\%'" in line
+    assert r"'/srv/my 100\%/datasync.toml'" in line
+
+
+def test_a_file_is_installed_shown_and_removed(work):
+    crontab = work / "crontab"
+    crontab.write_text(FOREIGN)
+    text = datasync("schedule", "install", "nightly", "--file", "crontab", cwd=work).stdout
+    assert "next run" in text
+    first = crontab.read_text()
+    datasync("schedule", "install", "nightly", "--file", "crontab", cwd=work)
+    assert crontab.read_text() == first
+    assert datasync("schedule", "show", "nightly", "--as", "cron", cwd=work).stdout in first
+    datasync("schedule", "remove", "nightly", "--file", "crontab", cwd=work)
+    assert crontab.read_text() == FOREIGN
+    assert (
+        "was not installed" in datasync("schedule", "remove", "nightly", "--file", "crontab", cwd=work).stdout
+    )
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_systemd_accepts_the_units(work, tmp_path):
+    datasync("schedule", "install", "nightly", "--as", "systemd", "--file", "units", cwd=work)
+    units = sorted(str(path) for path in (work / "units").iterdir())
+    assert len(units) == 2
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", *units], capture_output=True, text=True, check=False
+    )
+    complaints = [line for line in done.stderr.splitlines() if "datasync" in line]
+    assert complaints == []
+    datasync("schedule", "remove", "nightly", "--as", "systemd", "--file", "units", cwd=work)
+    assert list((work / "units").iterdir()) == []
+
+
+def test_percent_and_spaces_are_safe_in_a_unit():
+    service = systemd_units(JOB)["datasync-nightly.service"]
+    assert '"/srv/my 100%%/datasync.toml"' in service
+    assert "RandomizedDelaySec=300" in systemd_units(JOB)["datasync-nightly.timer"]
+
+
+def test_a_cronjob_is_yaml_that_says_what_it_should():
+    yaml = pytest.importorskip("yaml")
+    with pytest.raises(UsageError, match="image"):
+        k8s_cronjob(JOB)
+    found = yaml.safe_load(k8s_cronjob(replace(JOB, image="registry/datasync:1", max_runtime=3600)))
+    assert found["kind"] == "CronJob"
+    assert found["spec"]["schedule"] == "30 2 * * *"
+    assert found["spec"]["concurrencyPolicy"] == "Forbid"
+    pod = found["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    assert pod["containers"][0]["args"][-3:] == ["schedule", "run", "nightly"]
+    assert found["spec"]["jobTemplate"]["spec"]["activeDeadlineSeconds"] == 3900
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["schedule", "run", "nightl"], "did you mean 'nightly'"),
+        (["schedule", "install", "nightly", "--as", "windows"], "cron, systemd or k8s"),
+        (["schedule", "install", "nightly", "--as", "k8s"], "image"),
+    ],
+)
+def test_bad_input_is_one_clear_error(work, arguments, message):
+    assert message in datasync(*arguments, cwd=work, check=2).stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not (shutil.which("cron") and os.geteuid() == 0), reason="Debian's cron, and root to start it"
+)
+def test_debians_cron_fires_at_a_minute_and_an_overlapping_run_is_busy(work, request):
+    """The real daemon: installed, fired, receipt seen; a second run meanwhile finds the lease held."""
+    folder = Path("/etc/cron.d")
+    name = f"datasync-test-{os.getpid()}"
+    request.addfinalizer(lambda: (folder / name).unlink(missing_ok=True))
+    configure(work, limit='rate_limit = "20 KiB/s"')
+    text = (work / "datasync.toml").read_text().replace("30 2 * * *", "* * * * *")
+    (work / "datasync.toml").write_text(text)
+    root = Path(__file__).resolve().parents[2]
+    path = folder / name
+    path.write_text(f'XDG_STATE_HOME={work / "state"}\nPYTHONPATH={root}\nMAILTO=""\n')
+    datasync("schedule", "install", "nightly", "--file", str(path), "--user", "root", cwd=work)
+    path.chmod(stat.S_IRUSR | stat.S_IWUSR | stat.S_IRGRP | stat.S_IROTH)
+    daemon = subprocess.Popen(["cron", "-f"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        lease = work / "b" / "emoji" / "_datasync" / "lease.json"
+        until = time.monotonic() + 100
+        while not lease.exists() and time.monotonic() < until:
+            time.sleep(0.2)
+        assert lease.exists(), "cron did not start the run"
+        second = start(
+            "schedule",
+            "run",
+            "nightly",
+            "--no-jitter",
+            cwd=work,
+            env={"XDG_STATE_HOME": str(work / "state2")},
+        )
+        out, err = second.communicate(timeout=60)
+        assert second.returncode == 75, out + err
+        while receipts.read(LocalStore(work / "b" / "emoji")) is None and time.monotonic() < until + 60:
+            time.sleep(0.5)
+        assert receipts.read(LocalStore(work / "b" / "emoji")).whole
+    finally:
+        daemon.terminate()
+        daemon.wait(timeout=10)
