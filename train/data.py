@@ -138,7 +138,14 @@ class Feed:
         self._batches = None
         self.number, self._epoch = state["number"], state["epoch"]
         if state["loader"] is not None:
-            self.loader.load_state_dict(dict(state["loader"]), accept=accept)
+            try:
+                names = [name for name in accept if "." not in name]  # the others are keys of the config
+                self.loader.load_state_dict(dict(state["loader"]), accept=names)
+            except UsageError as error:
+                raise UsageError(
+                    error.message,
+                    mend="train on the data the run began with, or go on with what differs: --accept NAME",
+                ) from error
 
     def describe(self) -> list[dict[str, Any]]:
         """What each dataset is: for the run folder."""

@@ -47,11 +47,12 @@ class Team:
         self._store: dist.Store | None = None
         self._writers: dist.ProcessGroup | None = None
         self._meetings = 0
+        self.hosts = [socket.gethostname()]
         if "RANK" in os.environ and "MASTER_ADDR" in os.environ:
             backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
             dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
             self._store = dist.PrefixStore("datasync", dist.distributed_c10d._get_default_store())
-            self._store.set(f"host/{self.rank}", socket.gethostname())
+            self.hosts = [str(host) for host in self.gather_objects(socket.gethostname())]
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
 
@@ -78,7 +79,7 @@ class Team:
         try:
             dist.all_reduce(ballot)
         except RuntimeError as error:
-            raise self._missing(step, error) from error
+            raise self.missing(step, error) from error
         return [int(n) for n in ballot]
 
     def gather(self, numbers: Sequence[float]) -> Tensor:
@@ -126,43 +127,37 @@ class Team:
         key = f"meeting/{self._meetings}"
         self._store.set(f"{key}/{self.rank}", "here")
         deadline = time.monotonic() + self.timeout_s
-        absent = list(range(self.world))
+        absent, gone = list(range(self.world)), ""
         while absent:
-            absent = [rank for rank in absent if not self._store.check([f"{key}/{rank}"])]
-            if absent and time.monotonic() > deadline:
+            try:
+                absent = [rank for rank in absent if not self._store.check([f"{key}/{rank}"])]
+            except RuntimeError:
+                gone = f"; the rendezvous on rank 0 ({self.hosts[0]}) is gone too"
+            if gone or (absent and time.monotonic() > deadline):
                 raise RankError(
                     f"{what}: {self._names(absent)} did not come within {self.timeout_s:.0f} s; "
-                    f"{self.world - len(absent)} of {self.world} ranks are here",
+                    f"{self.world - len(absent)} of {self.world} ranks are here{gone}",
                     mend=_MEND,
                 )
-            if absent:
-                time.sleep(0.02)
+            time.sleep(0.02 if absent else 0.0)
 
-    def _missing(self, step: int, error: RuntimeError) -> RankError:
+    def missing(self, step: int, error: RuntimeError) -> RankError:
+        """What a failed collective means: which ranks did not reach this step."""
         assert self._store is not None
         try:
-            behind = [
-                rank
+            reached = {
+                rank: int(self._store.get(f"step/{rank}"))
                 for rank in range(self.world)
-                if not self._store.check([f"step/{rank}"]) or int(self._store.get(f"step/{rank}")) < step
-            ]
+                if self._store.check([f"step/{rank}"])
+            }
+            behind = [rank for rank in range(self.world) if reached.get(rank, -1) < step]
             who = f"{self._names(behind)} did not reach it" if behind else "a rank left in the middle of it"
-        except (RuntimeError, ValueError) as lost:
-            who = f"the rendezvous is gone with it ({lost})"
-        return RankError(
-            f"step {step}: {who}",
-            mend=f"{_MEND} (torch: {str(error).splitlines()[0]})",
-        )
+        except RuntimeError:
+            who = f"rank 0 ({self.hosts[0]}) is gone, and the rendezvous with it"
+        return RankError(f"step {step}: {who}", mend=f"{_MEND} (torch: {str(error).splitlines()[0]})")
 
     def _names(self, ranks: Sequence[int]) -> str:
-        assert self._store is not None
-        hosts = {
-            rank: self._store.get(f"host/{rank}").decode()
-            if self._store.check([f"host/{rank}"])
-            else "unknown host"
-            for rank in ranks
-        }
-        return ", ".join(f"rank {rank} ({host})" for rank, host in hosts.items())
+        return ", ".join(f"rank {rank} ({self.hosts[rank]})" for rank in ranks)
 
     def close(self) -> None:
         """Leave the process groups."""

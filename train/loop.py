@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.distributed import DistError
 
 from shards.errors import DatasyncError
 from train.checkpoint import Checkpoints, weights_digest
@@ -109,6 +110,12 @@ class Trainer:
             return self._summarise()
         except DatasyncError as error:
             cause = error.message
+            raise
+        except RuntimeError as error:  # a collective inside the backward pass failed
+            if self.team.world > 1 and (isinstance(error, DistError) or "gloo" in str(error)):
+                lost = self.team.missing(self.step, error)
+                cause = lost.message
+                raise lost from error
             raise
         finally:
             stop.restore()

@@ -58,21 +58,26 @@ class Group:
 
 def start(world: int, *sets: str, **environment: str) -> Group:
     """Start `world` ranks of the small run, changed by `sets`."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    at = port()
     results = CONTEXT.Queue()
     processes = []
     for rank in range(world):
         variables = {
             "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank),
             "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port), **environment,
+            "MASTER_PORT": str(at), **environment,
         }  # fmt: skip
         process = CONTEXT.Process(target=_rank, args=(rank, variables, sets, results))
         process.start()
         processes.append(process)
     return Group(processes, results)
+
+
+def port() -> int:
+    """A free port on loopback."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 def run(world: int, *sets: str) -> dict[str, Any]:
@@ -93,9 +98,12 @@ def _rank(rank: int, variables: dict[str, str], sets: tuple[str, ...], results: 
     from train.loop import run as train
 
     fault(sets)
-    config, _ = Config.from_tree(TREE, [s for s in sets if not s.startswith("fault.")], where="test")
+    accept = [text.removeprefix("accept.") for text in sets if text.startswith("accept.")]
+    config, _ = Config.from_tree(
+        TREE, [text for text in sets if not text.startswith(("fault.", "accept."))], where="test"
+    )
     try:
-        results.put((rank, train(config)))
+        results.put((rank, train(config, accept=accept)))
     except DatasyncError as error:
         results.put((rank, {"error": str(error), "kind": type(error).__name__, "code": error.exit_code}))
     results.close()
@@ -103,7 +111,7 @@ def _rank(rank: int, variables: dict[str, str], sets: tuple[str, ...], results: 
 
 
 def fault(sets: tuple[str, ...]) -> None:
-    """``fault.kill=RANK:STEP``, ``fault.hang=RANK:STEP``, ``fault.signal=RANK:STEP:NAME``: at a vote; ``fault.nan=BATCH``."""
+    """``fault.kill=RANK:STEP``, ``fault.hang=…``, ``fault.signal=RANK:STEP:NAME``; ``fault.nan=BATCH``."""
     import signal
     import time
 

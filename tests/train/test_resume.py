@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.servers import S3Server
 from tests.train.ranks import TREE, records, run, start
 
 STEPS = 24  # 240 samples in batches of 16: 15 steps an epoch
@@ -154,6 +155,41 @@ def test_checkpoints_in_another_store_resume_on_another_machine(
     run(1, *sets(shapes, tmp_path / "there", store))
     assert digest(tmp_path / "there") == digest(undisturbed)
     assert [r["step"] for r in records(tmp_path / "there")] == list(range(9, STEPS + 1))
+
+
+def test_other_data_is_refused_by_name_and_taken_where_it_is_meant(shapes: Path, tmp_path: Path) -> None:
+    from datasync.shapes import make_shapes
+    from shards.writer import ShardWriter
+
+    make_shapes(tmp_path / "corpus", count=64, pixels=16, seed=9)
+    with ShardWriter(columns={"image": "bytes", "caption": "str"}, out=tmp_path / "other") as writer:
+        for path in sorted((tmp_path / "corpus").glob("*.png")):
+            writer.write({"image": path.read_bytes(), "caption": path.stem})
+    folder = tmp_path / "run"
+    start(1, *sets(shapes, folder, "fault.kill=0:6")).wait()
+    other = sets(tmp_path / "other", folder)
+    refused = start(1, *other).wait()[0]
+    assert refused["code"] == 2
+    assert "dataset was" in refused["error"]
+    assert "--accept NAME" in refused["error"]
+    run(1, *other, "accept.dataset", "accept.epoch_size", "accept.mixture")
+    assert records(folder)[-1]["step"] == STEPS
+
+
+@pytest.mark.parametrize("asynchronous", ["true", "false"])
+def test_checkpoints_in_a_bucket(
+    shapes: Path, undisturbed: Path, tmp_path: Path, s3_a: S3Server, asynchronous: str
+) -> None:
+    (tmp_path / "clusters.toml").write_text(
+        f'[clusters.away]\nurl = "s3://{s3_a.bucket()}"\nendpoint = "{s3_a.endpoint}"\n'
+    )
+    variables = {"DATASYNC_CONFIG": str(tmp_path / "clusters.toml"), **s3_a.environment}
+    more = ("checkpoint.url=away:runs/one", f"checkpoint.asynchronous={asynchronous}")
+    start(1, *sets(shapes, tmp_path / "run", *more, "fault.kill=0:15"), **variables).wait()
+    outcomes = start(1, *sets(shapes, tmp_path / "elsewhere", *more), **variables).wait()
+    assert outcomes[0]["digest"] == digest(undisturbed)
+    assert records(tmp_path / "elsewhere")[0]["step"] in (9, 13)
+    assert not list((tmp_path / "elsewhere" / "staging").glob("*"))
 
 
 def test_a_finished_run_is_only_told_of(shapes: Path, undisturbed: Path) -> None:
