@@ -10,8 +10,9 @@
              already in memory, decoded by 2 threads.
 
 Every measurement is a process of its own. Rates are of the steady state: an epoch's clock starts with its
-tenth batch (fourth, of photographs). Contenders run in turn, `--rounds` times, and the best round of each counts. CPU is that of the
-process and its workers, in microseconds a sample: waiting for others does not change it.
+tenth batch (of photographs, with its fourth). Contenders run in turn, `--rounds` times, and the best round of
+each counts. CPU is that of the process and its workers, in microseconds a sample: waiting for others does not
+change it.
 """
 
 from __future__ import annotations
