@@ -227,9 +227,7 @@ class Shard:
             )
         if self._cells is not None:
             return {
-                column.name: self._fixed(
-                    column, cells[which].view(np.uint8).reshape(len(which), column.size), which
-                )
+                column.name: self._fixed(column, cells[which], which)
                 for column, cells in zip(self._columns, self._cells, strict=True)
                 if column.name in wanted
             }
@@ -337,8 +335,11 @@ class Shard:
             at += column.size or 0
         return cells
 
-    def _fixed(self, column: _Column, values: Bytes1D, rows: Ints) -> list[Any] | np.ndarray[Any, Any]:
+    def _fixed(
+        self, column: _Column, items: np.ndarray[Any, Any], rows: Ints
+    ) -> list[Any] | np.ndarray[Any, Any]:
         """Values of one size: as an array where the encoding has one."""
+        values = items.view(np.uint8).reshape(len(rows), column.size or 0)
         array = column.coder().decode_array(values)
         if array is not None:
             return array
