@@ -70,7 +70,7 @@ def replicate(
     from datasync.ops.targets import split, targets
     from datasync.replicate import Options, Stop, report
     from datasync.replicate.control import stop_after, stop_on_signals
-    from datasync.replicate.relay import replicate_all
+    from datasync.replicate.relay import hops_of, replicate_all
 
     if engine not in ("local", "ray"):
         raise UsageError(f"no engine is called {engine!r}", mend="use local or ray")
@@ -93,6 +93,9 @@ def replicate(
     with stop_on_signals(stop), stop_after(stop, seconds):
         for target in chosen:
             price = config.clusters[target.cluster].egress_per_gib if target.cluster else 0.0
+            if relay and dry_run and not json_output:
+                hops = ", ".join(f"{hop.source} → {hop.to}" for hop in hops_of(target, config))
+                print(f"{target.name} by relay: {hops}")
             for outcome in replicate_all(target, options, stop, relay=relay, config=config):
                 outcomes.append(outcome)
                 documents.append(report.as_dict(outcome, cost_per_gib=price))

@@ -59,16 +59,10 @@ def replicate_all(
             target.source, target.to, name=target.name, options=options, stop=stop, fallbacks=target.fallbacks
         )
         return
-    origin = target.cluster or target.source.url
-    rates = _rates(target)
-
-    def cost(a: str, b: str) -> tuple[float, float]:
-        price = config.clusters[a].egress_per_gib if a in config.clusters else 0.0
-        return price, (1 << 30) / rates[b] if b in rates else 0.0
-
+    origin = origin_of(target)
     stores = {origin: target.source, **target.to}
     good = {origin}
-    for hop in plan_relay(origin, list(target.to), cost):
+    for hop in hops_of(target, config):
         feeder = hop.source if hop.source in good else origin
         for outcome in replicate(
             stores[feeder],
@@ -81,6 +75,22 @@ def replicate_all(
             if outcome.state in (ALREADY, PUBLISHED):
                 good.add(hop.to)
             yield outcome
+
+
+def origin_of(target: Target) -> str:
+    """What the source is called in a relay."""
+    return target.cluster or target.source.url
+
+
+def hops_of(target: Target, config: Config) -> list[Hop]:
+    """The relay of a target, by the prices of the configuration and the rates of earlier runs."""
+    rates = _rates(target)
+
+    def cost(a: str, b: str) -> tuple[float, float]:
+        price = config.clusters[a].egress_per_gib if a in config.clusters else 0.0
+        return price, (1 << 30) / rates[b] if b in rates else 0.0
+
+    return plan_relay(origin_of(target), list(target.to), cost)
 
 
 def _rates(target: Target) -> Mapping[str, float]:

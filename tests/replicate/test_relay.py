@@ -1,0 +1,42 @@
+"""Relay: a destination that is whole feeds the next, along the cheapest way."""
+
+from __future__ import annotations
+
+from datasync.replicate.relay import Hop, plan_relay
+from datasync.storage.local import LocalStore
+from tests.replicate.kit import data_of, datasync, make_dataset
+
+
+def test_the_cheapest_way_is_taken():
+    price = {("home", "b"): 0.09, ("home", "c"): 0.09, ("b", "c"): 0.0, ("c", "b"): 0.02}
+    hops = plan_relay("home", ["c", "b"], lambda a, b: (price[a, b], 0.0))
+    assert hops == [Hop("home", "c"), Hop("c", "b")]
+    price["home", "b"] = 0.05
+    assert plan_relay("home", ["c", "b"], lambda a, b: (price[a, b], 0.0)) == [
+        Hop("home", "b"),
+        Hop("b", "c"),
+    ]
+
+
+def test_among_equal_prices_the_faster_goes_first():
+    seconds = {"b": 10.0, "c": 2.0, "d": 5.0}
+    hops = plan_relay("home", ["b", "c", "d"], lambda a, b: (0.0, seconds[b]))
+    assert [hop.to for hop in hops] == ["c", "d", "b"]
+
+
+def test_the_home_is_read_once_where_reading_it_costs(tmp_path):
+    (tmp_path / "datasync.toml").write_text(
+        '[clusters.home]\nurl = "home"\negress_per_gib = 0.09\n'
+        '[clusters.b]\nurl = "b"\n[clusters.c]\nurl = "c"\n[datasets.emoji]\nhome = "home"\n'
+    )
+    make_dataset(LocalStore(tmp_path / "home" / "emoji"))
+    shown = datasync("replicate", "--to", "b,c", "--relay", "--dry-run", cwd=tmp_path).stdout
+    assert "by relay: home → b, b → c" in shown
+    done = datasync("replicate", "--to", "b,c", "--relay", "-q", cwd=tmp_path)
+    assert len(done.stdout.splitlines()) == 2
+    for place in ("b", "c"):
+        assert data_of(LocalStore(tmp_path / place / "emoji")) == data_of(
+            LocalStore(tmp_path / "home" / "emoji")
+        )
+    receipt = (tmp_path / "c" / "emoji" / "_datasync" / "receipt.json").read_text()
+    assert str(tmp_path / "b" / "emoji") in receipt  # fed by b, not by the home
