@@ -325,7 +325,8 @@ class Shard:
         """Each column as items to be indexed by row, where all samples have the same size; else None."""
         stride, count = self._fixed_bytes(), self.info.samples
         sizes = self._offsets[1:] - self._offsets[:-1]
-        if self._head.size or not count or not stride or bool((sizes != stride).any()):
+        empty = any(column.size == 0 for column in self._columns)
+        if self._head.size or not count or empty or bool((sizes != stride).any()):
             return None
         at = int(self._offsets[0])
         cells: list[np.ndarray[Any, Any]] = []
