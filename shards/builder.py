@@ -142,7 +142,10 @@ class ShardCutter:
 
     def write(self, row: Mapping[str, Any]) -> list[Draft]:
         """Take one row; the drafts that are now complete. `RowError` leaves everything as it was."""
-        sample = self._layout.encode(row)
+        return self.write_sample(self._layout.encode(row))
+
+    def write_sample(self, sample: Buffer) -> list[Draft]:
+        """Take one row that is encoded already; the drafts that are now complete."""
         self._check(len(sample))
         if self.pending and self._bytes + 4 + len(sample) > self._limit:
             self._cut()
@@ -248,6 +251,10 @@ class ShardBuilder:
     def write(self, row: Mapping[str, Any]) -> list[FinishedShard]:
         """Take one row; the shards that are now finished. `RowError` leaves everything as it was."""
         return [self.recipe.seal(draft) for draft in self._cutter.write(row)]
+
+    def write_sample(self, sample: Buffer) -> list[FinishedShard]:
+        """Take one row as `recipe.layout.encode` gave it; the shards that are now finished."""
+        return [self.recipe.seal(draft) for draft in self._cutter.write_sample(sample)]
 
     def write_batch(self, batch: pa.RecordBatch) -> list[FinishedShard]:
         """Take the rows of an Arrow batch; the shards that are now finished.

@@ -125,7 +125,7 @@ def _final(schema: Schema, options: ConvertOptions) -> Schema:
     if not options.media_info:
         return schema
     return schema.plus(
-        Column(name=f"{column.name}.{fact}", encoding=encoding, source="")
+        Column(name=f"{column.name}.{fact}", encoding=encoding, source="", made=True)
         for column in schema.columns
         if column.media
         for fact, encoding in media.INFO_COLUMNS[column.media].items()

@@ -2,9 +2,10 @@
 
 Media goes into shards as its original bytes. `check` looks at as little as it can:
 
-    none      nothing
-    header    the first bytes and the structure: its kind, its size in pixels, that it does not end early
-    full      decodes it once
+    none     nothing
+    kind     the first bytes: that it is an image, audio or video; that an image has a sane number of pixels
+    whole    also its structure: that it does not end early
+    full     also decodes it once
 
 A file whose name says one kind and whose bytes say another is what its bytes say. An image of more than
 `MAX_PIXELS` is refused unread (invariant 10). Orientation flags are kept and not applied.
@@ -21,6 +22,8 @@ from typing import Any
 MAX_PIXELS = 178_956_970  # where Pillow itself refuses: 0.5 GiB of RGB
 
 KINDS = ("image", "audio", "video")
+
+NONE, KIND, WHOLE, FULL = CHECKS = ("none", "kind", "whole", "full")
 
 IMAGE_EXTENSIONS = frozenset(
     {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".jfif", ".avif"}
@@ -80,28 +83,42 @@ _MAGIC = (
 )
 
 
-def check(data: bytes, kind: str, *, level: str = "header") -> None:
+def check(data: bytes, kind: str, *, level: str = WHOLE) -> None:
     """Check media of `kind`: ``image``, ``audio`` or ``video``.
 
     Raises:
         MediaError: It is empty, of another kind, too large, or ends early, or (``full``) cannot be decoded.
     """
-    if level == "none":
+    if level == NONE:
         return
     found = sniff(data)
     if not data:
         raise MediaError("the file is empty")
     if not found.startswith(kind) and not (kind == "audio" and found.startswith("video")):
         raise MediaError(f"no {kind} but {_describe(data, found)}")
+    if level == KIND:
+        if found in ("image/jpeg", "image/png"):
+            _check_known_pixels(data)
+        return
     structure = _STRUCTURE.get(found)
     if structure is not None:
         structure(data)
     if kind == "image":
         check_pixels(*image_size(data))
-    if level == "full":
+    if level == FULL:
         _DECODE[kind](data)
     elif kind != "image" and found not in ("audio/wav", "audio/ogg"):
-        _open_av(data, kind)
+        _open_media(data, kind)
+
+
+def _check_known_pixels(data: bytes) -> None:
+    """Check the pixels of an image whose header says them; one cut before that is for ``whole``."""
+    try:
+        size = image_size(data)
+    except MediaError:
+        return
+    if size != (0, 0) or data[:2] != b"\xff\xd8":
+        check_pixels(*size)
 
 
 def _describe(data: bytes, found: str) -> str:
@@ -300,7 +317,7 @@ _DECODE: dict[str, Callable[[bytes], None]] = {
 }
 
 
-def _open_av(data: bytes, kind: str) -> None:
+def _open_media(data: bytes, kind: str) -> None:
     """Open audio or video with FFmpeg where it is installed, to see that there is a stream of that kind."""
     try:
         import av  # noqa: F401

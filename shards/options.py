@@ -9,14 +9,13 @@ from typing import Any
 from shards import compression as _compression
 from shards.digests import check_algorithm
 from shards.errors import UsageError
-from shards.media import KINDS
+from shards.media import CHECKS, KINDS, WHOLE
 from shards.sizes import parse_bytes
 from shards.sources.base import SourceOptions
 from shards.split import parse_split
 
 Transform = Callable[[dict[str, Any]], "dict[str, Any] | Iterable[dict[str, Any]] | None"]
 
-CHECKS = ("none", "header", "full")
 ENGINES = ("local", "ray")
 
 
@@ -35,7 +34,9 @@ class ConvertOptions:
         hashes (tuple[str, ...]): Digests to keep beside sha256 and xxh3_64.
         caption (str): Name of the column made from text beside media. Default: ``caption``.
         media (Mapping[str, str]): Column -> ``path`` or ``url``: what names files that are to be read.
-        media_check (str): ``none``, ``header`` or ``full``. Default: ``header``.
+        media_check (str | None): ``none``, ``kind``, ``whole`` or ``full``; None is ``whole`` for folders of
+        media
+            and ``kind`` for media inside other files, whose own lengths vouch for it.
         media_info (bool): Add `image.width` and the like. Default: ``False``.
         max_image_size (int | None): Shrink images whose longer side is longer.
         image_format (str | None): Store images as ``jpeg``, ``png`` or ``webp``.
@@ -73,7 +74,7 @@ class ConvertOptions:
     hashes: tuple[str, ...] = ()
     caption: str = "caption"
     media: Mapping[str, str] = field(default_factory=dict)
-    media_check: str = "header"
+    media_check: str | None = None
     media_info: bool = False
     max_image_size: int | None = None
     image_format: str | None = None
@@ -104,7 +105,8 @@ class ConvertOptions:
     def __post_init__(self) -> None:
         _one_of("on_error", self.on_error, ("fail", "skip"))
         _one_of("engine", self.engine, ENGINES)
-        _one_of("media_check", self.media_check, CHECKS)
+        if self.media_check is not None:
+            _one_of("media_check", self.media_check, CHECKS)
         _one_of("packing", self.packing, ("concat", "best-fit"))
         if self.image_format is not None:
             _one_of("image_format", self.image_format, ("jpeg", "png", "webp"))
@@ -141,7 +143,7 @@ class ConvertOptions:
             media=dict(self.media),
             caption=self.caption,
             max_line_bytes=self.max_line_bytes,
-            check=self.media_check,
+            check=self.media_check or WHOLE,
             delimiter=self.delimiter,
             encoding=self.encoding,
             whole_files=not self.lines,

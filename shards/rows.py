@@ -60,11 +60,12 @@ class Rows:
         access: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self._resolver = Resolver(options.media, root, access) if options.media else None
-        self._columns = [column for column in schema.columns if column.source]
+        self._columns = [column for column in schema.columns if not column.made]
         self._sources = frozenset(column.source for column in self._columns)
         self._known = known
         self._strict = strict
         self._options = options
+        self._check = options.media_check or media.KIND
         self._transform = load_transform(options.transform)
         self._edit = media_editor(options)
         self._info = [column for column in self._columns if column.media] if options.media_info else []
@@ -143,7 +144,7 @@ class Rows:
         try:
             for column in self._columns:
                 if column.media and isinstance(values[column.name], bytes):
-                    media.check(values[column.name], column.media, level=self._options.media_check)
+                    media.check(values[column.name], column.media, level=self._check)
                     if self._edit is not None:
                         values[column.name] = self._edit(values[column.name], column.media)
             for column in self._info:
@@ -176,8 +177,8 @@ class Rows:
             if not column.nullable and array.null_count:
                 nulls = array.is_null().to_numpy(zero_copy_only=False)
                 refuse(nulls, lambda _, name=column.source: f"the column {name!r} is null")  # type: ignore[misc]
-            if column.media and self._options.media_check != "none":
-                problems = _check_media(array, column, self._options.media_check)
+            if column.media and self._check != "none":
+                problems = _check_media(array, column, self._check)
                 mask = np.zeros(batch.num_rows, bool)
                 mask[list(problems)] = True
                 refuse(mask, lambda number, found=problems: found[number])  # type: ignore[misc]

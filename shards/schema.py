@@ -28,6 +28,7 @@ class Column:
         source (str): In the source.
         media (str): ``image``, ``audio`` or ``video`` if its values are such files, else empty.
         nullable (bool): Rows may lack it. Default: ``False``.
+        made (bool): It is made on the way and not read. Default: ``False``.
         text (str): ``int`` or ``float`` if its values are numbers written as text, else empty.
     """
 
@@ -36,6 +37,7 @@ class Column:
     source: str
     media: str = ""
     nullable: bool = False
+    made: bool = False
     text: str = ""
 
 

@@ -47,14 +47,14 @@ def token_schema(schema: Schema, options: ConvertOptions) -> Schema:
     dtype = load_tokenizer(options.tokenizer or "", options.eos).dtype
     others = [column for column in schema.columns if column is not text]
     if options.seq_len is None:
-        made = [Column(name=TOKENS, encoding=f"ndarray:{dtype}", source="")]
+        made = [Column(name=TOKENS, encoding=f"ndarray:{dtype}", source="", made=True)]
         clash = [column.name for column in others if column.name == TOKENS]
         if clash:
             raise UsageError(f"the source has a column {TOKENS!r} too", mend=f"--rename {TOKENS}=…")
     else:
         made = [
-            Column(name=TOKENS, encoding=f"ndarray:{dtype}:{options.seq_len}", source=""),
-            Column(name=DOCUMENTS, encoding="ndarray:int32", source=""),
+            Column(name=TOKENS, encoding=f"ndarray:{dtype}:{options.seq_len}", source="", made=True),
+            Column(name=DOCUMENTS, encoding="ndarray:int32", source="", made=True),
         ]
         others = [replace(column, encoding="") for column in others if column.source == options.key]
     read = replace(text, encoding="", nullable=False)

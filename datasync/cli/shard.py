@@ -39,7 +39,8 @@ def shard(
         str | None, typer.Option(help="Columns that name files to read: image:path or image:url")
     ] = None,
     media_check: Annotated[
-        str | None, typer.Option(help="How far media is checked: none, header, full. [default: header]")
+        str | None,
+        typer.Option(help="How far media is checked: none, kind, whole, full. [default: whole for files]"),
     ] = None,
     media_info: Annotated[
         bool | None,

@@ -106,7 +106,7 @@ class SourceOptions:
         media (Mapping[str, str]): Column -> ``path`` or ``url``: columns that name files to read.
         caption (str): What the column made from sidecar text is called. Default: ``caption``.
         max_line_bytes (int): Longest line accepted as one row. Default: 128 MiB.
-        check (str): How far media is checked: ``none``, ``header`` or ``full``. Default: ``header``.
+        check (str): How far files of media are checked, as in `shards.media`. Default: ``whole``.
         delimiter (str | None): Separator of fields in delimited text. Default: found by looking.
         encoding (str | None): Character set of text. Default: UTF-8, or what a byte order mark says.
         whole_files (bool): One row a file, rather than one a line, for text. Default: ``True``.
@@ -117,7 +117,7 @@ class SourceOptions:
     media: Mapping[str, str] = field(default_factory=dict)
     caption: str = "caption"
     max_line_bytes: int = 1 << 27
-    check: str = "header"
+    check: str = "whole"
     delimiter: str | None = None
     encoding: str | None = None
     whole_files: bool = True

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import tarfile
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from shards.sources.base import Bad, Item, Row, Source, Task, content_error, group, reason
 from shards.sources.files import FileList, hidden
@@ -96,16 +96,17 @@ def _decode(field: str, data: bytes) -> Any:
 
 def _members(stream: BinaryIO) -> Iterator[tuple[str, bytes | str]]:
     """Name and content of every file, or why it is refused; damage is a ValueError."""
+    counted = _Counted(stream)
     try:
         archive = tarfile.open(  # noqa: SIM115  closed by the `with` below
-            fileobj=stream, mode="r|", tarinfo=_Member, errors="surrogateescape"
+            fileobj=cast(BinaryIO, counted), mode="r|", tarinfo=_Member, errors="surrogateescape"
         )
     except tarfile.ReadError as error:
         if "empty" in str(error):
             return
         raise
     with archive:
-        for member in archive:
+        for member in _headers(archive, counted):
             name = member.name.removeprefix("./")
             parts = name.split("/")
             if member.isdir() or any(hidden(part) for part in parts if part != ".."):
@@ -120,6 +121,35 @@ def _members(stream: BinaryIO) -> Iterator[tuple[str, bytes | str]]:
                 content = archive.extractfile(member)
                 assert content is not None
                 yield name, content.read()
+
+
+def _headers(archive: tarfile.TarFile, counted: _Counted) -> Iterator[tarfile.TarInfo]:
+    """The members of an archive; one that ends right behind the bytes of its last member is whole."""
+    last: tarfile.TarInfo | None = None
+    while True:
+        try:
+            member = archive.next()
+        except tarfile.ReadError:
+            if last is not None and 0 <= counted.bytes - last.offset_data - last.size < tarfile.BLOCKSIZE:
+                return
+            raise
+        if member is None:
+            return
+        yield member
+        last = member
+
+
+class _Counted:
+    """A stream that knows how many bytes were read of it."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self.bytes = 0
+
+    def read(self, size: int) -> bytes:
+        data = self._stream.read(size)
+        self.bytes += len(data)
+        return data
 
 
 class _Member(tarfile.TarInfo):
