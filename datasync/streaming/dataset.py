@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -407,28 +408,19 @@ class StreamingDataset(Array, IterableDataset[dict[str, Any]]):
         """Let the next iteration begin where `obj` says.
 
         Args:
-            obj (dict[str, Any]): From `state_dict`; or MosaicML's, if `shuffle_algo` is one of its
-            algorithms. accept (Collection[str]): Names of differences from the saved dataset that are
-            meant.
+            obj (dict[str, Any]): From `state_dict`; MosaicML's if `shuffle_algo` is one of its own.
+            accept (Collection[str]): Names of differences from the saved dataset that are meant.
 
         Raises:
             UsageError: The state was saved over other data or in another order; each difference is named.
         """
-        state = State.from_dict(obj)
-        theirs = self.shuffle_algo != arguments.OUR_ALGORITHM
-        if state.fingerprint is None:
-            if not theirs and "shuffle_algo" not in accept:
-                raise UsageError(
-                    "the state is one of MosaicML Streaming, whose order this dataset does not have",
-                    mend="go on in its order with shuffle_algo='py1e' (or what it was), "
-                    "or start the epoch anew without loading",
-                )
-            self.shuffle_seed = state.seed
-        check_fits(state, seed=self.shuffle_seed, own=self._fingerprint(), accept=accept)
-        epoch, consumed = state.epoch, state.sample_in_epoch
-        self._position.seek(epoch, consumed, lanes=state.lanes, nodes=state.initial_nodes)
-        if consumed and self.global_batch is not None and consumed >= self.consumable():
-            self._position.seek(epoch + 1, 0, lanes=state.lanes, nodes=state.initial_nodes)
+        if generation_of(self, count=False) is not None:
+            return  # a worker's place is that of its iterator, see Samples.load_state_dict
+        state = self._fitting(obj, accept)
+        seek = partial(self._position.seek, lanes=state.lanes, nodes=state.initial_nodes)
+        seek(state.epoch, state.sample_in_epoch)
+        if state.sample_in_epoch and self.global_batch and state.sample_in_epoch >= self.consumable():
+            seek(state.epoch + 1, 0)
         if state.global_batch and self.global_batch and state.global_batch != self.global_batch:
             arguments.log.warning(
                 "the global batch was %d samples when the state was saved and is %d now: "
@@ -436,6 +428,24 @@ class StreamingDataset(Array, IterableDataset[dict[str, Any]]):
                 state.global_batch,
                 self.global_batch,
             )
+
+    def enter(self, obj: dict[str, Any], *, epoch: int, offset: int) -> None:
+        """Note that an epoch is in progress, in the order of a saved state; refuses what does not fit."""
+        self._position.enter(epoch, offset, lanes=self._fitting(obj, ()).lanes)
+
+    def _fitting(self, obj: dict[str, Any], accept: Collection[str]) -> State:
+        """A saved state, if it is one of this dataset in this order."""
+        state = State.from_dict(obj)
+        if state.fingerprint is None:
+            if self.shuffle_algo == arguments.OUR_ALGORITHM and "shuffle_algo" not in accept:
+                raise UsageError(
+                    "the state is one of MosaicML Streaming, whose order this dataset does not have",
+                    mend="go on in its order with shuffle_algo='py1e' (or what it was), "
+                    "or start the epoch anew without loading",
+                )
+            self.shuffle_seed = state.seed
+        check_fits(state, seed=self.shuffle_seed, own=self._fingerprint(), accept=accept)
+        return state
 
     def consumable(self) -> int:
         """Samples of an epoch that are consumed: all, less a tail that is dropped."""

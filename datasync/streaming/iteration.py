@@ -6,7 +6,7 @@ shards; each begins its plan at another place behind those it needs at once, so 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,6 +40,7 @@ class Samples:
         self.offset = offset
         self.given = skip
         self._dataset = dataset
+        self._whole = batches
         self._plan = dataset.plan(epoch, offset)
         self._items = self._batches(skip) if batches else self._samples(skip)
 
@@ -50,6 +51,27 @@ class Samples:
         item = next(self._items)
         self.given += 1
         return item
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this worker stands, for loaders that keep a state for each worker (torchdata)."""
+        dataset = self._dataset
+        return {
+            "epoch": self.epoch,
+            "offset": self.offset,
+            "given": self.given,
+            "dataset": dataset.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a worker of the same number, of as many, stood.
+
+        Raises:
+            UsageError: The state is from another dataset or order.
+        """
+        self._dataset.enter(state["dataset"], epoch=state["epoch"], offset=state["offset"])
+        self.__init__(  # type: ignore[misc]  # the same iterator, at another place
+            self._dataset, state["epoch"], state["offset"], batches=self._whole, skip=state["given"]
+        )
 
     def _samples(self, skip: int) -> Iterator[Any]:
         dataset, size = self._dataset, max(1, self._dataset.rank_batch_size)
@@ -103,14 +125,14 @@ class Samples:
             source.prefetch([shard for stream, shard in ordered if stream == i])
 
 
-def generation_of(dataset: StreamingDataset) -> Generation | None:
-    """Which pass of which DataLoader this worker iterates for; None outside a worker."""
+def generation_of(dataset: StreamingDataset, *, count: bool = True) -> Generation | None:
+    """Which pass of which DataLoader this worker iterates for, counted as a new one; None in no worker."""
     import torch.utils.data
 
     info = torch.utils.data.get_worker_info()
     if info is None:
         return None
-    dataset._passes += 1
+    dataset._passes += count
     return Generation(info.seed - info.id, dataset._passes, info.id)
 
 

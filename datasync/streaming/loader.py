@@ -54,6 +54,8 @@ class StreamingDataLoader(DataLoader[Any]):
         self.num_samples_yielded = 0
         self.num_batches_yielded = 0
         self._serial = -1
+        # Accelerate is not to divide among ranks what is divided already; it looks for this.
+        self._is_accelerate_prepared = True
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch declares a private class
         """The rank's batches of the next epoch, from a loaded position on."""

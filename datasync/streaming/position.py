@@ -82,6 +82,13 @@ class Position:
             self._words[_LANES], self._words[_NODES] = lanes, nodes
             self._words[_SERIAL] += 1
 
+    def enter(self, epoch: int, offset: int, *, lanes: int) -> None:
+        """Note that `epoch` is in progress, entered at `offset`; every worker may say so."""
+        with self._locked():
+            self._words[_EPOCH], self._words[_OFFSET] = epoch, offset
+            self._words[_NEXT_EPOCH], self._words[_NEXT_OFFSET] = epoch + 1, 0
+            self._words[_LANES] = lanes
+
     def current(self) -> tuple[int, int, bool]:
         """Epoch, the sample it was begun at, and whether it is in progress (else it is still to begin)."""
         with self._locked():

@@ -1,0 +1,91 @@
+"""Loaders of others over our dataset: torchdata's StatefulDataLoader and Accelerate, without glue."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from datasync import StreamingDataLoader, StreamingDataset
+from datasync.errors import UsageError
+from tests.streaming.order_helpers import flat, ids, write_dataset
+
+
+@pytest.fixture(scope="module")
+def remote(tmp_path_factory):
+    return str(write_dataset(tmp_path_factory.mktemp("remote"), 400))
+
+
+@pytest.fixture
+def build(remote, tmp_path):
+    def make(**options):
+        return StreamingDataset(
+            remote=remote, local=str(tmp_path / "cache"), batch_size=8, shuffle=True, **options
+        )
+
+    return make
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("steps", [0, 1, 7, 49])
+def test_a_stateful_dataloader_resumes_where_it_was(build, workers, steps):
+    stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
+
+    def loader():
+        return stateful.StatefulDataLoader(build(), batch_size=8, num_workers=workers)
+
+    first = loader()
+    whole = [ids(batch) for _ in range(3) for batch in first]
+    second = loader()
+    got = [ids(batch) for _, batch in zip(range(steps), second, strict=False)]
+    state = json.loads(json.dumps(second.state_dict()))
+    third = loader()
+    third.load_state_dict(state)
+    got += [ids(batch) for _ in range(2) for batch in third]
+    assert got == whole[: len(got)]
+    assert len(got) >= 100
+
+
+def test_a_stateful_dataloader_refuses_the_state_of_another_order(build):
+    stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
+    loader = stateful.StatefulDataLoader(build(), batch_size=8)
+    next(iter(loader))
+    other = stateful.StatefulDataLoader(build(shuffle_seed=1), batch_size=8)
+    other.load_state_dict(loader.state_dict())
+    with pytest.raises(UsageError, match="shuffle_seed"):
+        next(iter(other))
+
+
+SCRIPT = """
+import json, os, sys
+from accelerate import Accelerator
+from datasync import StreamingDataLoader, StreamingDataset
+accelerator = Accelerator(cpu=True)
+dataset = StreamingDataset(remote={remote!r}, local={local!r}, batch_size=8, shuffle=True)
+loader = accelerator.prepare(StreamingDataLoader(dataset, num_workers=1))
+got = [[int(i) for i in batch["id"]] for batch in loader]
+with open({out!r} + os.environ.get("RANK", "0"), "w") as file:
+    json.dump(got, file)
+accelerator.end_training()
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_accelerate_leaves_the_division_among_ranks_to_the_dataset(remote, tmp_path, build, ranks):
+    pytest.importorskip("accelerate", reason="Accelerate is not installed")
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(remote=remote, local=str(tmp_path / "c"), out=str(tmp_path / "rank")))
+    command = [sys.executable, str(script)]
+    if ranks > 1:
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+        command = [*launcher, "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", str(script)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    parts = [json.loads((tmp_path / f"rank{rank}").read_text()) for rank in range(ranks)]
+    together = [flat(step) for step in zip(*parts, strict=True)]
+    expected = StreamingDataset(remote=remote, local=str(tmp_path / "c"), batch_size=8 * ranks, shuffle=True)
+    assert together == [ids(batch) for batch in StreamingDataLoader(expected)]
