@@ -15,21 +15,19 @@ import os
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from math import ceil
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch.utils.data import IterableDataset
 
 from datasync.errors import UsageError
 from datasync.streaming import arguments
 from datasync.streaming.array import Array
+from datasync.streaming.catalog import Catalog
 from datasync.streaming.epoch import EpochOrder, EpochSettings, check_ranks, piece_bounds
 from datasync.streaming.iteration import Samples, generation_of
 from datasync.streaming.order import SHARDS_HELD, OrderSettings, default_lanes
-from datasync.streaming.plan import LanePlan, ListPlan, Plan, split_ids
+from datasync.streaming.plan import LanePlan, ListPlan, Plan
 from datasync.streaming.position import Position
-from datasync.streaming.reading import read_sample
 from datasync.streaming.sizes import parse_bytes, parse_count
 from datasync.streaming.state import Fingerprint, State, check_fits, digest
 from datasync.streaming.stats import Stats
@@ -187,7 +185,7 @@ class StreamingDataset(Array, IterableDataset[dict[str, Any]]):
         validate_weights(self.streams)
 
         self.stats: Stats = _Stats()
-        self._open_sources()
+        self._open_catalog()
         self.epoch_size = apply_weights(self.streams, self.samples_per_stream, wanted, shuffle_seed)
         self.length = self._length()
         self._position = Position()
@@ -198,33 +196,21 @@ class StreamingDataset(Array, IterableDataset[dict[str, Any]]):
 
     # What there is
 
-    def _open_sources(self) -> None:
-        folders = [Path(stream.local) for stream in self.streams]
-        self._sources = [
-            stream.source(
-                cache_limit=self.cache_limit,
-                limit_folders=folders,
-                allow_unsafe_types=self.allow_unsafe_types,
-                stats=self.stats,
-            )
-            for stream in self.streams
-        ]
-        indexes = [source.index for source in self._sources]
-        for stream, index in zip(self.streams, indexes, strict=True):
-            if not index.samples:
-                raise UsageError(
-                    f"the stream {stream.dataset or stream.remote or stream.local} contains no samples",
-                    mend="leave it out, or write the dataset again",
-                )
-        self.num_streams = len(indexes)
-        self.samples_per_stream = np.array([index.samples for index in indexes], np.int64)
-        self.shards_per_stream = np.array([len(index.shards) for index in indexes], np.int64)
-        self.shard_offset_per_stream = np.cumsum(self.shards_per_stream) - self.shards_per_stream
-        self.sample_offset_per_stream = np.cumsum(self.samples_per_stream) - self.samples_per_stream
-        self.samples_per_shard = np.concatenate([index.sizes for index in indexes])
-        self._bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.samples_per_shard)])
-        self.num_shards = len(self.samples_per_shard)
-        self.num_samples = int(self._bounds[-1])
+    def _open_catalog(self) -> None:
+        catalog = self.catalog = Catalog(
+            self.streams,
+            cache_limit=self.cache_limit,
+            allow_unsafe_types=self.allow_unsafe_types,
+            stats=self.stats,
+        )
+        self.num_streams = len(self.streams)
+        self.samples_per_stream = catalog.samples_per_stream
+        self.shards_per_stream = catalog.shards_per_stream
+        self.shard_offset_per_stream = catalog.first_shard
+        self.sample_offset_per_stream = catalog.first_sample
+        self.samples_per_shard = catalog.samples_per_shard
+        self.num_shards = catalog.shards
+        self.num_samples = catalog.samples
 
     @property
     def size(self) -> int:
@@ -237,22 +223,11 @@ class StreamingDataset(Array, IterableDataset[dict[str, Any]]):
 
     def get_item(self, sample_id: int, retry: int = 7) -> Any:
         """The sample of this number in the dataset, fetched if it is not in the cache."""
-        stream, shard, row = self._split(np.array([sample_id]))
-        return read_sample(self._sources, int(stream[0]), int(shard[0]), int(row[0]))
+        return self.catalog.read(sample_id)
 
     def where(self, sample_id: int) -> dict[str, Any]:
-        """Which dataset, version, shard and row a sample number means."""
-        stream, shard, row = (int(part[0]) for part in self._split(np.array([sample_id])))
-        index = self._sources[stream].index
-        described = self.streams[stream]
-        return {
-            "stream": stream,
-            "dataset": described.dataset or described.remote or described.local,
-            "version": index.extra.get("version"),
-            "fingerprint": index.fingerprint,
-            "shard": index.shards[shard].stored.basename,
-            "row": row,
-        }
+        """Which stream, dataset, version, shard and row a sample number means."""
+        return self.catalog.describe(sample_id)
 
     # The order
 
@@ -305,7 +280,7 @@ class StreamingDataset(Array, IterableDataset[dict[str, Any]]):
             )
             chosen = [stream.choose for stream in self.streams]
             made = EpochSettings(
-                sizes=[source.index.sizes for source in self._sources],
+                sizes=[source.index.sizes for source in self.catalog.sources],
                 phases=arguments.plan_phases(chosen, self.curriculum, lanes=self.lanes),
                 order=order,
                 method=self.batching_method,
@@ -366,8 +341,8 @@ class StreamingDataset(Array, IterableDataset[dict[str, Any]]):
         samples = worker_samples(self, world, epoch, offset)
         return ListPlan(
             samples,
-            bounds=self._bounds,
-            first_shard=self.shard_offset_per_stream,
+            bounds=self.catalog.bounds,
+            first_shard=self.catalog.first_shard,
             batch=self._known_batch() // self._world.ranks,
         )
 
@@ -457,17 +432,9 @@ class StreamingDataset(Array, IterableDataset[dict[str, Any]]):
 
     def close(self) -> None:
         """Stop background threads and let go of open shards; iterating again starts them again."""
-        for source in self._sources:
-            source.close()
+        self.catalog.close()
 
     # Helpers
-
-    def _split(self, samples: Any) -> Any:
-        return split_ids(samples, bounds=self._bounds, first_shard=self.shard_offset_per_stream)
-
-    def number_samples(self, stream: Any, shard: Any, row: Any) -> Any:
-        """Numbers in the dataset of located samples; the inverse of `where`."""
-        return self._bounds[self.shard_offset_per_stream[stream] + shard] + row
 
     def lookahead(self) -> int:
         """Samples of this rank to fetch ahead: as asked for, or about a block of every lane."""
@@ -475,16 +442,6 @@ class StreamingDataset(Array, IterableDataset[dict[str, Any]]):
             return self.predownload
         held = SHARDS_HELD * ceil(self.num_samples / max(1, self.num_shards))
         return max(8 * self.rank_batch_size, held // self._world.ranks)
-
-    def sample_bytes(self) -> int:
-        """Bytes of a sample, about; 0 for samples that are decoded at some cost."""
-        most = 0
-        for source in self._sources:
-            info = source.index.shards[int(np.argmax(source.index.sizes > 0))]
-            if any(encoding.startswith(_COSTLY) for encoding in info.column_encodings):
-                return 0
-            most = max(most, info.raw.bytes // max(1, info.samples))
-        return most
 
     def _known_batch(self) -> int:
         if self.global_batch is None:
@@ -530,7 +487,7 @@ class StreamingDataset(Array, IterableDataset[dict[str, Any]]):
             "device_per_stream": self.batch_size,
         }
         return Fingerprint(
-            dataset=digest([source.index.fingerprint for source in self._sources]),
+            dataset=digest([source.index.fingerprint for source in self.catalog.sources]),
             mixture=digest(chosen, self.curriculum, self.sampling_method, self.sampling_granularity),
             epoch_size=self.epoch_size,
             shuffle=self.shuffle,
@@ -539,6 +496,3 @@ class StreamingDataset(Array, IterableDataset[dict[str, Any]]):
             batching_method=self.batching_method,
             batch=depends.get(self.batching_method),
         )
-
-
-_COSTLY = ("jpeg", "png", "pil", "jpegarray", "list[")

@@ -78,11 +78,11 @@ class Samples:
         first, skip = divmod(skip, size)
         by_number = not reads_plainly(dataset)
         for chunk in self._chunks(first, 1 if by_number else _most(dataset)):
-            numbers = dataset.number_samples(chunk.stream, chunk.shard, chunk.row)
+            numbers = dataset.catalog.number(chunk.stream, chunk.shard, chunk.row)
             if by_number:
                 rows: Iterator[Any] = (dataset[number] for number in numbers.tolist())
             else:
-                rows = read_rows(dataset._sources, chunk)
+                rows = read_rows(dataset.catalog.sources, chunk)
             marks = _marks(dataset, chunk, numbers)
             for i, sample in enumerate(rows):
                 if skip:
@@ -95,13 +95,13 @@ class Samples:
     def _batches(self, skip: int) -> Iterator[Any]:
         dataset = self._dataset
         for chunk in self._chunks(skip, _most(dataset)):
-            columns = read_columns(dataset._sources, chunk)
-            numbers = dataset.number_samples(chunk.stream, chunk.shard, chunk.row)
+            columns = read_columns(dataset.catalog.sources, chunk)
+            numbers = dataset.catalog.number(chunk.stream, chunk.shard, chunk.row)
             marks = _marks(dataset, chunk, numbers)
             if columns is not None:
                 yield from batches_of({**columns, **marks}, chunk.sizes)
             else:
-                rows = read_rows(dataset._sources, chunk)
+                rows = read_rows(dataset.catalog.sources, chunk)
                 for size in chunk.sizes:
                     yield [next(rows) for _ in range(size)]
 
@@ -118,10 +118,10 @@ class Samples:
     def _fetch_ahead(self, plan: Plan, chunk: Chunk, samples: int) -> None:
         needed = dict.fromkeys(zip(chunk.stream.tolist(), chunk.shard.tolist(), strict=True))
         later = [entry for entry in plan.ahead(chunk.step, samples) if entry not in needed]
-        world = self._dataset._world.with_workers()
+        world = self._dataset.world.with_workers()
         turn = len(later) * world.worker // world.workers
         ordered = [*needed, *later[turn:], *later[:turn]]
-        for i, source in enumerate(self._dataset._sources):
+        for i, source in enumerate(self._dataset.catalog.sources):
             source.prefetch([shard for stream, shard in ordered if stream == i])
 
 
@@ -149,7 +149,7 @@ def reads_plainly(dataset: StreamingDataset) -> bool:
 
 def _most(dataset: StreamingDataset) -> int:
     """Batches of a chunk: as many as keep it in a few megabytes; one where decoding is the work."""
-    batch_bytes = dataset.sample_bytes() * dataset.rank_batch_size
+    batch_bytes = dataset.catalog.sample_bytes() * dataset.rank_batch_size
     return 1 if batch_bytes == 0 else max(1, min(MAX_BATCHES, CHUNK_BYTES // batch_bytes))
 
 

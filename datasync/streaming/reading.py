@@ -19,11 +19,6 @@ from datasync.streaming.plan import Chunk
 Columns = dict[str, Any]
 
 
-def read_sample(sources: Sequence[ShardSource], stream: int, shard: int, row: int) -> dict[str, Any]:
-    """One sample: column -> value."""
-    return sources[stream].open(shard)[row]
-
-
 def read_rows(sources: Sequence[ShardSource], chunk: Chunk) -> Iterator[dict[str, Any]]:
     """The samples of a chunk, one by one, in order."""
     places = zip(chunk.stream.tolist(), chunk.shard.tolist(), chunk.row.tolist(), strict=True)

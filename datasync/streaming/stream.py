@@ -102,6 +102,12 @@ class Stream:
             setattr(self, name, value)
 
     @property
+    def name(self) -> str:
+        """What to call it: its dataset, its first remote or its folder."""
+        remotes = _as_list(self.remote)
+        return self.dataset or (os.fspath(remotes[0]) if remotes else self.local)
+
+    @property
     def local(self) -> str:
         """The cache folder; without an argument, one of its own below the user's cache folder."""
         if self._local is None:
