@@ -10,67 +10,34 @@ and run again goes on behind its last finished task and ends with the same bytes
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from shards import commit, engines
 from shards.errors import FormatError, UsageError
 from shards.find import Found, find
 from shards.journal import Journal, jobs, listing
 from shards.options import ConvertOptions
+from shards.outcome import ConvertResult, as_json, prefix_of, shard_files, summarize, to_result
 from shards.plan import Job, job_name
 from shards.progress import Progress
+from shards.shuffle import buckets_of
 from shards.sink import LocalSink, Sink
 from shards.sources import Task
 from shards.task import QUARANTINE
 
-_log = logging.getLogger(__name__)
+__all__ = ["ConvertResult", "convert", "merge"]
+
 
 # Below this, starting processes costs more than it saves.
 _SMALL = 16 << 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConvertResult:
-    """What a job did.
-
-    Args:
-        url (str): The destination.
-        job (str): The job's name.
-        published (tuple[commit.Published, ...]): One a split; empty where only some tasks were run.
-        columns (Mapping[str, str]): Column -> encoding.
-        rows (int): Rows in the shards of this job.
-        input_bytes (int): Bytes that were read, as far as they are known.
-        skipped (int): Rows that went to the quarantine.
-        examples (tuple[tuple[str, str], ...]): Where and why, for some of them.
-        quarantine (str | None): Where they are.
-        tasks (int): Tasks of the job.
-        ran (int): Tasks that this run did; the others were finished before.
-        seconds (float): How long it took.
-        notes (tuple[str, ...]): What was left out of the source.
-        finished (bool): It had been finished before: there was nothing to do.
-    """
-
-    url: str
-    job: str
-    published: tuple[commit.Published, ...]
-    columns: Mapping[str, str]
-    rows: int
-    input_bytes: int
-    skipped: int
-    examples: tuple[tuple[str, str], ...]
-    quarantine: str | None
-    tasks: int
-    ran: int
-    seconds: float
-    notes: tuple[str, ...]
-    finished: bool = False
 
 
 def convert(
@@ -167,7 +134,7 @@ class _Run:
         name = job_name(found.files, options, found.kind.name, found.schema)
         self._journal = Journal(sink, name)
         self._splits = list(options.split) or [""]
-        self._before = {split: commit.current(sink, _prefix(split)) for split in self._splits}
+        self._before = {split: commit.current(sink, prefix_of(split)) for split in self._splits}
         self._name = name
 
     def finished(self) -> ConvertResult | None:
@@ -185,12 +152,15 @@ class _Run:
                     return None
             elif before.extra.get("version") != version:
                 return None
-        return _result(self._sink, self._name, done, (), finished=True, notes=self._found.notes)
+        return to_result(self._sink, self._name, done, (), finished=True, notes=self._found.notes)
 
     def tasks(self) -> None:
-        """Run what is not finished yet."""
+        """Run what is not finished yet; where rows are shuffled, in two rounds."""
         found, options = self._found, self._options
         description = self._begin()
+        buckets = 0
+        if options.shuffle_seed is not None:
+            buckets = max(1, -(-int(found.sizes.sum()) // options.limit_bytes))
         job = Job(
             name=self._name,
             source=found.kind.name,
@@ -201,21 +171,39 @@ class _Run:
             sink=self._sink,
             root=found.files.root,
             storage_options=found.files.storage_options,
+            buckets=buckets,
             first=description["first"],
         )
         done = self._usable_records()
-        mine = [number for number in range(found.tasks) if self._is_mine(number)]
-        todo = frozenset(number for number in mine if number not in done)
-        sizes = found.sizes
-        with Progress(
-            f"shard {found.label}",
-            total_bytes=int(sizes[mine].sum()) if mine else 0,
-            unit="rows",
-            quiet=options.quiet,
-        ) as progress:
-            for number, record in done.items():
-                if self._is_mine(number):
-                    progress.advance(bytes=int(sizes[number]), items=record["rows"])
+        self._round(job, f"shard {found.label}", 0, found.sizes, found.source.tasks(), done)
+        if buckets:
+            records = self._journal.records()
+            scattered = {number: records[number] for number in range(found.tasks)}
+            tasks = [
+                Task(payload=bucket, bytes=bucket.bytes)
+                for bucket in buckets_of(scattered, buckets, self._splits)
+            ]
+            sizes = np.array([task.bytes for task in tasks], np.int64)
+            self._round(job, f"shuffle {found.label}", found.tasks, sizes, tasks, done)
+
+    def _round(
+        self,
+        job: Job,
+        label: str,
+        first: int,
+        sizes: np.ndarray[Any, np.dtype[np.int64]],
+        tasks: Iterable[Task],
+        done: Mapping[int, Mapping[str, Any]],
+    ) -> None:
+        """Run those of `tasks` that are ours and not done; `first` is the number of the first of them."""
+        mine = [number for number in range(first, first + len(sizes)) if self._is_mine(number)]
+        weight = {number: int(sizes[number - first]) for number in mine}
+        todo = {number for number in mine if number not in done}
+        total = sum(weight.values())
+        with Progress(label, total_bytes=total, unit="rows", quiet=self._options.quiet) as progress:
+            for number in mine:
+                if number in done:
+                    progress.advance(bytes=weight[number], items=done[number]["rows"])
 
             def on_record(number: int, task: Task, record: dict[str, Any]) -> None:
                 self._journal.record(number, record)
@@ -225,10 +213,8 @@ class _Run:
             def on_rows(rows: int) -> None:
                 progress.advance(items=rows)
 
-            pending = ((number, task) for number, task in enumerate(found.source.tasks()) if number in todo)
-            self._engine(
-                job, pending, len(todo), int(sum(sizes[number] for number in todo)), on_record, on_rows
-            )
+            pending = ((number, task) for number, task in enumerate(tasks, first) if number in todo)
+            self._engine(job, pending, len(todo), sum(weight[number] for number in todo), on_record, on_rows)
 
     def _engine(
         self,
@@ -315,12 +301,17 @@ class _Run:
         records = self._journal.records()
         if not records:
             return {}
-        stored = {info.key: info.bytes for info in listing(self._sink, "") if ".mds" in info.key}
+        stored = {
+            info.key: info.bytes
+            for info in listing(self._sink, "")
+            if ".mds" in info.key or "/runs/" in info.key
+        }
         lost = [
             number
             for number, record in records.items()
             if (record["skipped"] and self._options.on_error == "fail")
-            or any(stored.get(key) != size for key, size in _shard_files(self._name, record))
+            or any(stored.get(key) != size for key, size in shard_files(self._name, record))
+            or any(run["key"] not in stored for runs in record.get("runs", {}).values() for run in runs)
         ]
         self._journal.forget(lost)
         for number in lost:
@@ -345,7 +336,7 @@ class _Run:
         records = {
             number: record for number, record in self._journal.records().items() if self._is_mine(number)
         }
-        summary = _summary(
+        summary = summarize(
             records,
             {
                 "source": self._found.label_url,
@@ -354,24 +345,22 @@ class _Run:
                 "input_bytes": int(self._found.sizes.sum()),
             },
         )
-        result = _result(self._sink, self._name, summary, (), notes=self._found.notes)
+        result = to_result(self._sink, self._name, summary, (), notes=self._found.notes)
         return replace(result, ran=self._ran)
 
     def _sweep(self) -> None:
         """Remove journals of unfinished jobs from this source, and shards of theirs that nothing names."""
         kept: set[str] = set()
         for split in self._splits:
-            index = commit.current(self._sink, _prefix(split)).index
-            kept.update(_prefix(split) + shard.stored.basename for shard in (index.shards if index else ()))
+            index = commit.current(self._sink, prefix_of(split)).index
+            kept.update(prefix_of(split) + shard.stored.basename for shard in (index.shards if index else ()))
         for name in jobs(self._sink):
             journal = Journal(self._sink, name)
             description = journal.description()
             if name == self._name or description is None or journal.done() is not None:
                 continue
             if description["source"] == self._found.label_url:
-                files = [
-                    key for record in journal.records().values() for key, _ in _shard_files(name, record)
-                ]
+                files = [key for record in journal.records().values() for key, _ in shard_files(name, record)]
                 self._sink.delete(key for key in files if key not in kept)
                 journal.drop()
 
@@ -384,7 +373,7 @@ def _commit(
     before: Mapping[str, commit.Current] | None = None,
 ) -> ConvertResult:
     """Publish every split, then the quarantine, then close the journal."""
-    summary = _summary(records, description)
+    summary = summarize(records, description)
     if not summary["rows"]:
         journal.drop()
         why = f"; {summary['examples'][0][1]} ({summary['examples'][0][0]})" if summary["examples"] else ""
@@ -393,7 +382,7 @@ def _commit(
         )
     published = []
     for split in description["splits"]:
-        prefix = _prefix(split)
+        prefix = prefix_of(split)
         was = before[split] if before is not None else commit.current(sink, prefix)
         entries = list(commit.entries_of(records, split))
         published.append(commit.publish(sink, prefix, entries, was, append=description["append"]))
@@ -404,72 +393,9 @@ def _commit(
     if bad:
         prefix = f"{QUARANTINE}/{journal.job}/"
         commit.publish(sink, prefix, bad, commit.current(sink, prefix), append=False)
-    summary["published"] = [vars_of(part) for part in published]
+    summary["published"] = [as_json(part) for part in published]
     journal.finish(summary)
-    return _result(sink, journal.job, summary, tuple(published))
-
-
-def vars_of(part: commit.Published) -> dict[str, Any]:
-    """A published dataset as JSON."""
-    from dataclasses import asdict
-
-    return asdict(part)
-
-
-def _summary(records: commit.Records, description: Mapping[str, Any]) -> dict[str, Any]:
-    """The counts of a job, from the records of its tasks."""
-    examples = [example for number in sorted(records) for example in records[number]["examples"]]
-    return {
-        "source": description["source"],
-        "columns": description["columns"],
-        "tasks": description["tasks"],
-        "input_bytes": description["input_bytes"],
-        "rows": sum(record["rows"] for record in records.values()),
-        "skipped": sum(record["skipped"] for record in records.values()),
-        "examples": examples[:5],
-        "versions": {},
-        "shards": {},
-    }
-
-
-def _result(
-    sink: Sink,
-    job: str,
-    summary: Mapping[str, Any],
-    published: tuple[commit.Published, ...],
-    *,
-    finished: bool = False,
-    notes: tuple[str, ...] = (),
-) -> ConvertResult:
-    return ConvertResult(
-        url=sink.url,
-        job=job,
-        published=published or tuple(commit.Published(**part) for part in summary.get("published", ())),
-        columns=summary["columns"],
-        rows=summary["rows"],
-        input_bytes=summary["input_bytes"],
-        skipped=summary["skipped"],
-        examples=tuple((where, why) for where, why in summary["examples"]),
-        quarantine=f"{sink.url}/{QUARANTINE}/{job}" if summary["skipped"] else None,
-        tasks=summary["tasks"],
-        ran=0,
-        seconds=0.0,
-        notes=notes,
-        finished=finished,
-    )
-
-
-def _shard_files(job: str, record: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """The key and size of every shard that a record names."""
-    groups = [(_prefix(split), entries) for split, entries in record["shards"].items()]
-    for prefix, entries in (*groups, (f"{QUARANTINE}/{job}/", record["quarantine"])):
-        for entry in entries:
-            file = entry["shard"]["zip_data"] or entry["shard"]["raw_data"]
-            yield prefix + file["basename"], file["bytes"]
-
-
-def _prefix(split: str) -> str:
-    return f"{split}/" if split else ""
+    return to_result(sink, journal.job, summary, tuple(published))
 
 
 def _list(columns: Mapping[str, str]) -> str:

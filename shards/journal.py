@@ -2,6 +2,7 @@
 
     _datasync/jobs/<job>/job.json             what the job is; written before its first task runs
     _datasync/jobs/<job>/tasks/000007.json    task 7 is finished: the entries of its shards
+    _datasync/jobs/<job>/runs/…               rows on their way through a shuffle (shards.shuffle)
     _datasync/jobs/<job>/done.json            the index is published; the records of tasks go
 
 A job is named by a digest of its input and its options: another input or other options are another job, and
@@ -70,7 +71,8 @@ class Journal:
     def finish(self, summary: dict[str, Any]) -> None:
         """The job is published: keep a summary in place of the records."""
         self._write("done.json", summary)
-        self._sink.delete([info.key for info in listing(self._sink, f"{self._folder}tasks/")])
+        for part in ("tasks/", "runs/"):
+            self._sink.delete([info.key for info in listing(self._sink, self._folder + part)])
 
     def drop(self) -> None:
         """Remove every trace of the job."""

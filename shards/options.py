@@ -124,6 +124,10 @@ class ConvertOptions:
             raise UsageError(f"--task {self.task[0]}/{self.task[1]}", mend="give i/n with i from 0 to n-1")
         if self.seq_len is not None and self.tokenizer is None:
             raise UsageError("--seq-len needs --tokenizer", mend="name one: --tokenizer bytes")
+        if self.task is not None and self.shuffle_seed is not None:
+            raise UsageError(
+                "--task and --shuffle-seed exclude each other", mend="shuffle on one machine, or with Ray"
+            )
         if self.append and self.overwrite:
             raise UsageError("--append and --overwrite exclude each other", mend="choose one")
         parse_split(self.split)

@@ -41,6 +41,7 @@ class Job:
         sink (Sink): The destination.
         root (str): The corpus.
         storage_options (Mapping[str, Any]): What fsspec needs to reach it.
+        buckets (int): Buckets of the shuffle; 0 where rows stay in order.
         first (int): Number of the first task in names of shards: where an appended part begins.
     """
 
@@ -53,6 +54,7 @@ class Job:
     sink: Sink
     root: str = ""
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    buckets: int = 0
     first: int = 0
 
 

@@ -75,7 +75,8 @@ class Rows:
         """Whether a table may stay one."""
         options = self._options
         simple = self._transform is None and self._edit is None and self._resolver is None
-        return simple and not (options.media_info or options.split or options.tokenizer)
+        by_row = options.media_info or options.split or options.tokenizer or options.shuffle_seed is not None
+        return simple and not by_row
 
     def rows(self, item: Row | Table) -> Iterator[Row | Bad]:
         """The rows of one item, with the dataset's columns, or why one is bad."""

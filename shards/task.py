@@ -20,6 +20,7 @@ from shards.errors import DatasyncError, NotFoundError
 from shards.mds import RowError
 from shards.plan import Job
 from shards.rows import Rows, items
+from shards.shuffle import Bucket, Scatter, gather
 from shards.sink import Sink
 from shards.sources import load
 from shards.sources.base import Bad, Row, Table, Task
@@ -59,6 +60,8 @@ def run_task(job: Job, number: int, task: Task, report: Report | None = None) ->
         BadRowError: A row is bad and the job is to fail.
         DatasyncError: The source or the destination failed.
     """
+    if isinstance(task.payload, Bucket):
+        return _gather(job, number, task.payload, report or (lambda _: None))
     options = job.options
     source = load(job.source)(_no_files(), options.source_options())
     rows = Rows(
@@ -79,6 +82,22 @@ def run_task(job: Job, number: int, task: Task, report: Report | None = None) ->
     return done.finish()
 
 
+def _gather(job: Job, number: int, bucket: Bucket, report: Report) -> dict[str, Any]:
+    """The second half of a shuffle: the rows of one bucket, sorted, as shards."""
+    prefix = f"{bucket.split}/" if bucket.split else ""
+    output = _Output(job, prefix, job.schema.encodings, job.first + number)
+    for sample in gather(job.sink, bucket):
+        output.store(output.builder.write_sample(sample))
+    output.store(output.builder.finish())
+    return {
+        "rows": 0,  # they were counted when they were scattered
+        "skipped": 0,
+        "examples": [],
+        "shards": {bucket.split: output.entries},
+        "quarantine": [],
+    }
+
+
 def _no_files() -> FileList:
     import numpy as np
 
@@ -94,6 +113,8 @@ class _Outputs:
         self._edges = parse_split(job.options.split)
         self._outputs: dict[str, _Output] = {}
         self._packers: dict[str, Packer] = {}
+        self._scatters: dict[str, Scatter] = {}
+        self._number = number
         self._quarantine = _Output(job, f"{QUARANTINE}/{job.name}/", QUARANTINE_COLUMNS, self._ordinal)
         self._examples: list[list[str]] = []
         self._skipped = self._rows = self._reported = 0
@@ -132,11 +153,28 @@ class _Outputs:
     def _store(self, row: Row, split: str) -> None:
         output = self._output(split)
         try:
-            output.store(output.builder.write(row.values))
+            if self._job.buckets:
+                self._scatter(split).add(output.builder.recipe.layout.encode(row.values))
+            else:
+                output.store(output.builder.write(row.values))
         except RowError as error:
             self.bad(Bad(error.message, row.file, row.at))
             return
         self._count(1)
+
+    def _scatter(self, split: str) -> Scatter:
+        scatter = self._scatters.get(split)
+        if scatter is None:
+            job = self._job
+            scatter = self._scatters[split] = Scatter(
+                job.sink,
+                job.name,
+                seed=job.options.shuffle_seed or 0,
+                number=self._number,
+                split=split,
+                buckets=job.buckets,
+            )
+        return scatter
 
     def batch(self, batch: pa.RecordBatch, table: Table) -> None:
         """Rows in columns; where one of them cannot be held, go on row by row."""
@@ -169,6 +207,8 @@ class _Outputs:
             self._take_packed(packer.finish(), split)
         for output in (*self._outputs.values(), self._quarantine):
             output.store(output.builder.finish())
+        for scatter in self._scatters.values():
+            scatter.flush()
         self._report(self._rows - self._reported)
         return {
             "rows": self._rows,
@@ -176,6 +216,7 @@ class _Outputs:
             "examples": self._examples,
             "shards": {split: output.entries for split, output in sorted(self._outputs.items())},
             "quarantine": self._quarantine.entries,
+            "runs": {split: scatter.runs for split, scatter in sorted(self._scatters.items())},
         }
 
     def _split(self, row: Row) -> str:
