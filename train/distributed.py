@@ -50,7 +50,11 @@ class Team:
         self.hosts = [socket.gethostname()]
         if "RANK" in os.environ and "MASTER_ADDR" in os.environ:
             backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
-            dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+            timeout = timedelta(seconds=timeout_s)
+            store = _rendezvous(self.rank, self.world, timeout)
+            dist.init_process_group(
+                backend, store=store, rank=self.rank, world_size=self.world, timeout=timeout
+            )
             self._store = dist.PrefixStore("datasync", dist.distributed_c10d._get_default_store())
             self.hosts = [str(host) for host in self.gather_objects(socket.gethostname())]
         if self.device.type == "cuda":
@@ -164,6 +168,21 @@ class Team:
         if self.distributed:
             dist.destroy_process_group()
             self._store = None
+
+
+def _rendezvous(rank: int, world: int, timeout: timedelta) -> dist.Store:
+    """Where the ranks leave their addresses.
+
+    torchrun keeps one store through its restarts, and a fast rank would find there where a slow one was
+    before. On one node the count of restarts tells them apart; over several it is not the same everywhere,
+    and ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`` makes torchrun open a new store each time
+    (docs/clusters-jobs.md).
+    """
+    store, _, _ = next(dist.rendezvous("env://", rank, world, timeout=timeout))
+    store.set_timeout(timeout)
+    alone = os.environ.get("GROUP_WORLD_SIZE") == "1"
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if alone else "0"
+    return dist.PrefixStore(f"attempt-{attempt}", store)
 
 
 def _device(choice: str, local_rank: int) -> torch.device:

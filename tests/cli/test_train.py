@@ -172,7 +172,7 @@ def test_torchrun_restarts_all_ranks_after_one_was_killed(place: Path) -> None:
         "vote = Team.vote\n"
         "def faulty(self, step, numbers):\n"
         "    once = pathlib.Path('died')\n"
-        "    if self.rank == 1 and step == 3 and not once.exists():\n"
+        "    if self.rank == 1 and step == 5 and not once.exists():\n"
         "        once.touch()\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
         "    return vote(self, step, numbers)\n"
