@@ -147,9 +147,10 @@ class Cache:
         self._set_aside(item.name, self.path(item.name), placed=self.stamps.is_placed(item.name))
 
     def open(self, item: Item) -> mmap.mmap | None:
-        """Map a trusted file; None if it is not here any more.
+        """Map a file that is known to be good; None if there is none.
 
-        The map holds a shared lock on the file for as long as it lives, so that nobody evicts it.
+        What is judged is the open file, not its name, which may be given to another file at any time. The map
+        holds a shared lock on it for as long as it lives, so that nobody evicts it.
         """
         try:
             fd = os.open(self.path(item.name), os.O_RDONLY | os.O_CLOEXEC)
@@ -157,7 +158,10 @@ class Cache:
             return None
         try:
             # No lock: it is being evicted. No link: it has been.
-            if not try_lock(fd, shared=True) or not os.fstat(fd).st_nlink:
+            if not try_lock(fd, shared=True):
+                return None
+            status, stamp = os.fstat(fd), self.stamps.read(item.name)
+            if not status.st_nlink or stamp is None or not stamp.vouches_for(item, status):
                 return None
             # The map keeps a duplicate of the descriptor, and with it the lock.
             return mmap.mmap(fd, 0, access=mmap.ACCESS_READ)

@@ -2,11 +2,12 @@
 
 One file, in this order:
 
-  1. the best replica; if it is slower than 95 % of recent reads, a second one as well: the first to finish
-  wins 2. corrupt: once more from the same replica; then, as for any failure, the next one
+  1. the best replica; if it is slower than 95 % of recent reads, a second one too: the first to finish wins
+  2. corrupt: once more from the same replica; then, as for any failure, the next one
   3. when every replica has failed: a pause that grows, with jitter, and from the beginning
-  4. an error, once no replica has a failure that can pass (down, throttled, silent), or when both `retry`
-     rounds and `timeout` seconds are used up; it names the file, the replicas and what each did
+  4. an error: at once if all say missing or denied; after `retry` more rounds if what is left is corrupt;
+     after those and `timeout` seconds where something may come back (down, throttled, silent). It names the
+     file, the replicas and what each did
 
 Which replica served a file makes no difference to anything but the counters.
 """
@@ -89,8 +90,12 @@ class Downloader:
                 if not errors:
                     return
                 failures.update(errors)
-            passing = any(_can_pass(error) for error in failures.values())
-            if not passing or (rounds >= self.retry and time.monotonic() >= deadline):
+            late = rounds >= self.retry
+            if any(_can_pass(error) for error in failures.values()):
+                late = late and time.monotonic() >= deadline
+            elif not any(isinstance(error, CorruptError) for error in failures.values()):
+                late = True  # missing or denied everywhere: asking again changes nothing
+            if late:
                 raise self._verdict(wanted, failures)
             pause = min(_FIRST_PAUSE * 2**rounds, _LONGEST_PAUSE) * random.uniform(0.5, 1.0)
             watch.text = f"a pause of {pause:.1f} s after " + "; ".join(map(_first_line, failures.values()))

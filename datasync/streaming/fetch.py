@@ -222,13 +222,6 @@ class ShardSource:
             own.only_copy.check(wanted.raw)
             return Shard(own.cache.path(wanted.raw.name), info, allow_unsafe_types=self.allow_unsafe_types)
         for _ in range(_GONE_TRIES):
-            if not own.cache.trusted(wanted.raw):
-                try:
-                    self._wait(own, shard, patience)
-                except OSError as error:
-                    if not is_read_only(error):
-                        raise
-                    return self._read_only(own, shard, wanted, error)
             mapped = own.cache.open(wanted.raw)
             if mapped is not None:
                 own.cache.stamps.touch(wanted.raw.name)
@@ -238,10 +231,14 @@ class ShardSource:
                     allow_unsafe_types=self.allow_unsafe_types,
                     where=own.cache.path(wanted.raw.name),
                 )
-            # It was removed between being placed and being opened: fetch it again.
-            patience.sleep(0.01)
+            try:
+                self._wait(own, shard, patience)
+            except OSError as error:
+                if not is_read_only(error):
+                    raise
+                return self._read_only(own, shard, wanted, error)
         raise StoreError(
-            f"{own.cache.path(wanted.raw.name)} is removed again and again before it can be opened",
+            f"{own.cache.path(wanted.raw.name)} is removed or changed again and again before it is opened",
             mend="raise cache_limit, or let fewer jobs share the folder",
         )
 

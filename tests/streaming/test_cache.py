@@ -156,6 +156,14 @@ def test_a_damaged_stamp_only_costs_a_second_look(cache: Cache) -> None:
     assert cache.room.used_bytes() == 100  # still ours
 
 
+def test_the_open_file_is_judged_and_not_its_name(cache: Cache) -> None:
+    wanted = put(cache, "a", b"a" * 100)
+    assert cache.trusted(wanted)
+    (cache.root / "other").write_bytes(b"x" * 100)
+    os.rename(cache.root / "other", cache.root / "a")
+    assert cache.open(wanted) is None
+
+
 def test_a_file_announced_and_never_placed_is_no_file(cache: Cache) -> None:
     cache.stamps.announce(item("a", b"a"))
     assert cache.room.used_bytes() == 0

@@ -159,7 +159,7 @@ def test_a_bad_replica_costs_no_sample(remote: Path, tmp_path: Path, fault) -> N
 
 def test_corrupt_everywhere_names_shard_replicas_and_digests(remote: Path, tmp_path: Path) -> None:
     stores = [FaultyStore(remote, f"faulty://{name}", flipping) for name in "ab"]
-    stream = source(stores, tmp_path / "local", validate_hash="sha256")
+    stream = source(stores, tmp_path / "local", validate_hash="sha256", download_retry=0)
     info = stream.index.shards[0]
     with pytest.raises(CorruptError) as caught:
         stream.open(0)
