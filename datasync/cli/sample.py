@@ -1,0 +1,136 @@
+"""`datasync sample`: the samples of one batch of a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from datasync.streaming.dataset import StreamingDataset
+
+
+def sample(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME...",
+            help="The run's datasets: names, folders, URLs or cluster:name; with =WEIGHT for a mixture.",
+            show_default=False,
+        ),
+    ],
+    step: Annotated[int, typer.Option(min=0, help="Which batch of the epoch.", show_default=False)],
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Samples of the global batch, of all ranks.", show_default=False)
+    ],
+    epoch: Annotated[int, typer.Option(min=0, help="Which epoch.")] = 0,
+    rank: Annotated[
+        int | None, typer.Option(min=0, help="Only this rank's samples. [default: all]", show_default=False)
+    ] = None,
+    ranks: Annotated[int, typer.Option(min=1, help="Of how many ranks.")] = 1,
+    start: Annotated[int, typer.Option(min=0, help="The sample at which the run entered the epoch.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="The run's shuffle_seed.")] = 9176,
+    shuffle: Annotated[bool, typer.Option(help="Whether the run shuffled.")] = True,
+    lanes: Annotated[
+        int | None, typer.Option(min=1, help="The run's num_canonical_nodes. [default: by batch size]")
+    ] = None,
+    epoch_size: Annotated[str | None, typer.Option(help="The run's epoch_size.", show_default=False)] = None,
+    method: Annotated[str, typer.Option(help="The run's batching_method.")] = "random",
+    tail: Annotated[str, typer.Option(help="The run's tail.")] = "pad",
+    split: Annotated[str | None, typer.Option(help="The run's split.", show_default=False)] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            help="A saved state_dict (JSON): refuse if the order is not the run's.", show_default=False
+        ),
+    ] = None,
+    show: Annotated[bool, typer.Option("--show", help="Fetch the samples and print their values.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")] = False,
+) -> None:
+    """Print the samples of one batch of a run, computed again from its order.
+
+    \b
+      datasync sample emoji --epoch 1 --step 420 --batch-size 256
+      datasync sample emoji --step 420 --batch-size 256 --rank 3 --ranks 8 --show
+      datasync sample text=0.7 code=0.3 --step 9000 --batch-size 1024 --epoch-size 10m --json
+    """
+    from datasync.streaming.forensics import batch_places, batch_samples
+
+    dataset = _dataset(
+        names,
+        global_batch_size=batch_size,
+        shuffle=shuffle,
+        shuffle_seed=seed,
+        num_canonical_nodes=lanes,
+        epoch_size=epoch_size,
+        batching_method=method,
+        tail=tail,
+        split=split,
+    )
+    if state is not None:
+        _check_state(dataset, state)
+    numbers = batch_samples(dataset, epoch=epoch, step=step, rank=rank, ranks=ranks, start=start)
+    places = batch_places(dataset, numbers)
+    if show:
+        for place in places:
+            place["values"] = {name: _short(value) for name, value in dataset[place["sample_id"]].items()}
+    dataset.close()
+    if as_json:
+        print(json.dumps(places, indent=2))
+        return
+    for place in places:
+        print(f"{place['sample_id']:>12}  {place['dataset']}  {place['shard']}  row {place['row']}")
+        for name, value in place.get("values", {}).items():
+            print(f"{'':>12}    {name}: {value}")
+
+
+def _dataset(names: list[str], **options: Any) -> StreamingDataset:
+    """The run's dataset, in a world of one process."""
+    import os
+
+    from datasync.cli import load_config
+    from datasync.streaming.dataset import StreamingDataset
+    from datasync.streaming.stream import Stream
+
+    for variable in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        os.environ.pop(variable, None)
+    config = load_config()
+    streams = []
+    for name in names:
+        place, weight = _weight(name)
+        weights: dict[str, Any] = {} if weight is None else {"proportion": weight}
+        is_place = os.path.exists(place) or ":" in place or os.sep in place
+        where: dict[str, Any] = {"remote": place} if is_place else {"dataset": place}
+        streams.append(Stream(**where, **weights, config=config.path))
+    return StreamingDataset(streams=streams, **options)
+
+
+def _weight(name: str) -> tuple[str, float | None]:
+    """A name and the weight behind its last equals sign, if there is one."""
+    place, equals, text = name.rpartition("=")
+    if not equals:
+        return name, None
+    try:
+        return place, float(text)
+    except ValueError:
+        return name, None
+
+
+def _check_state(dataset: StreamingDataset, path: Path) -> None:
+    from datasync.errors import UsageError
+
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{path} is no saved state: {error}", mend="give the JSON of a state_dict"
+        ) from error
+    dataset.load_state_dict(saved)
+
+
+def _short(value: Any) -> str:
+    """A value on one line."""
+    text = f"{len(value):,} bytes" if isinstance(value, bytes) else " ".join(repr(value).split())
+    return text if len(text) <= 200 else f"{text[:197]}..."

@@ -1,0 +1,68 @@
+"""What a batch was made of is computed again, by the library and by `datasync sample`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from datasync import StreamingDataLoader, StreamingDataset
+from datasync.errors import UsageError
+from datasync.streaming.forensics import batch_samples
+from tests.streaming.order_helpers import as_rank, ids, write_dataset
+
+
+@pytest.fixture(scope="module")
+def remote(tmp_path_factory):
+    return str(write_dataset(tmp_path_factory.mktemp("remote"), 300))
+
+
+def test_batches_are_traced_to_the_samples_that_they_had(remote, tmp_path, monkeypatch):
+    seen = []
+    for rank in range(2):
+        as_rank(monkeypatch, rank, 2)
+        made = StreamingDataset(remote=remote, local=str(tmp_path), batch_size=16, shuffle=True)
+        made.next_epoch = 1
+        seen.append([ids(batch) for batch in StreamingDataLoader(made, num_workers=2)])
+    as_rank(monkeypatch, 0, 1)
+    alone = StreamingDataset(remote=remote, local=str(tmp_path), global_batch_size=32, shuffle=True)
+    for step in (0, 3, 9):  # the last one is the short one
+        for rank in range(2):
+            traced = batch_samples(alone, epoch=1, step=step, rank=rank, ranks=2)
+            assert [alone[n]["id"] for n in traced.tolist()] == seen[rank][step]
+    with pytest.raises(UsageError, match="no batch 10"):
+        batch_samples(alone, epoch=1, step=10)
+    with pytest.raises(UsageError, match="no rank 2"):
+        batch_samples(alone, epoch=1, step=0, rank=2, ranks=2)
+
+
+def command(*arguments, cache):
+    return subprocess.run(
+        [sys.executable, "-m", "datasync.cli", "sample", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "DATASYNC_CACHE": str(cache)},
+    )
+
+
+def test_the_command_prints_a_batch(remote, tmp_path):
+    made = StreamingDataset(remote=remote, local=str(tmp_path / "c"), batch_size=8, shuffle=True)
+    loader = StreamingDataLoader(made)
+    batches = [ids(batch) for batch in loader]
+    options = [remote, "--step", "5", "--batch-size", "8"]
+    done = command(*options, "--json", "--show", cache=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert [row["sample_id"] for row in rows] == batches[5]
+    assert [row["values"]["text"] for row in rows] == [repr(f"sample {i}") for i in batches[5]]
+    state = tmp_path / "state.json"
+    state.write_text(json.dumps(made.state_dict(8, True)))
+    plain = command(*options, "--rank", "1", "--ranks", "2", "--state", str(state), cache=tmp_path)
+    assert [int(line.split()[0]) for line in plain.stdout.splitlines()] == batches[5][4:]
+    refused = command(*options, "--state", str(state), "--seed", "1", cache=tmp_path)
+    assert refused.returncode == 2
+    assert "shuffle_seed was 9176, is 1" in refused.stderr
