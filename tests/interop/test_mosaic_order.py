@@ -234,3 +234,30 @@ def test_without_that_library_the_mend_is_named(remotes, tmp_path, monkeypatch):
     )
     with pytest.raises(UsageError, match=r"pip install 'datasync\[mosaicml\]'"):
         iter(made)
+
+
+def test_our_shuffle_mixes_at_least_as_well_as_py1e_holding_as_many_shards():
+    import numpy as np
+    from streaming.base.shuffle import get_shuffle
+
+    from datasync.streaming.order import OrderSettings, StreamOrder
+    from datasync.streaming.quality import measure
+
+    sizes = np.full(256, 60)
+    orders = [
+        StreamOrder(
+            sizes,
+            15_360,
+            stream=0,
+            epoch=epoch,
+            settings=OrderSettings(seed=9176, shuffle=True, lanes=64),
+        )
+        for epoch in (0, 1)
+    ]
+    located = [order.locate(np.arange(15_360)) for order in orders]
+    mine = measure([shard * 60 + row for shard, row in located], sizes, 128)
+    py1e = measure([get_shuffle("py1e", sizes, 1, 9176, e, 64 * 60) for e in (0, 1)], sizes, 128)
+    assert mine.held <= py1e.held
+    assert mine.same_shard <= py1e.same_shard
+    assert mine.neighbours <= py1e.neighbours
+    assert mine.again <= py1e.again
