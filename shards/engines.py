@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -191,6 +192,8 @@ def run_ray(
 
 
 def _start_ray(ray: Any, address: str | None, workers: int) -> None:
+    if address is not None:
+        _check_reachable(address)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         if address is None:
@@ -200,6 +203,20 @@ def _start_ray(ray: Any, address: str | None, workers: int) -> None:
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise DatasyncError(
             f"the Ray cluster at {address or 'this machine'} cannot be reached: {error}",
+            mend="check --address",
+        ) from error
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself tries for minutes before it says that nothing is there."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdecimal():
+        return  # auto, local, a name that Ray resolves
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except OSError as error:
+        raise DatasyncError(
+            f"the Ray cluster at {address} cannot be reached: {error.strerror or error}",
             mend="check --address",
         ) from error
 

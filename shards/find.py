@@ -7,7 +7,7 @@ tasks spread evenly over it in a large one.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from shards.infer import Inference, arrow_columns
 from shards.options import ConvertOptions
 from shards.rows import Rows
 from shards.schema import MEDIA_ENCODINGS, Column, Schema, make_schema
-from shards.sources import Bad, FileList, Row, Source, Table, detect, list_files, load
+from shards.sources import Bad, FileList, Item, Row, Source, Table, detect, list_files, load
 
 _SAMPLE_BYTES = 64 << 20
 _SAMPLE_ROWS = 200_000
@@ -183,7 +183,8 @@ def _look(
     for number, task in enumerate(source.tasks()):
         if number not in chosen:
             continue
-        for row in _some(source, task.payload, rows, budget // len(chosen), most // len(chosen) + 1):
+        items = source.peek(task.payload) if options.transform is None else source.read(task.payload)
+        for row in _some(items, rows, budget // len(chosen), most // len(chosen) + 1):
             if isinstance(row, Bad):
                 first_bad = first_bad or row
             else:
@@ -196,9 +197,9 @@ def _look(
         raise FormatError(f"{source.files.root} has no rows", mend="give a corpus that holds something")
 
 
-def _some(source: Source, payload: Any, rows: Rows, size: int, count: int) -> Iterator[Row | Bad]:
+def _some(items: Iterable[Item], rows: Rows, size: int, count: int) -> Iterator[Row | Bad]:
     """Rows of one task until they are enough, by bytes or by count."""
-    for item in source.peek(payload):
+    for item in items:
         if isinstance(item, Bad):
             yield item
             continue
