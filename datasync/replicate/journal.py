@@ -1,6 +1,6 @@
 """The journal of a run: what it has finished, kept at the destination so that any machine can go on.
 
-    _datasync/journal/<token>-<n>.jsonl        one record a line, a file a flush
+    _datasync/journal/<token>-<part>-<n>.jsonl        one record a line, a file a flush
 
     {"done": key, "bytes": n, "sha256": hex, "crc32c": n, "tag": source tag or null, "adopted": bool}
     {"upload": key, "id": upload id, "bytes": n, "part_bytes": n, "sha256": hex or null}
@@ -115,11 +115,13 @@ class Journal:
     Args:
         store (Store): The destination.
         token (int): Fencing token of the run, which names its files.
+        part (int): Which of several writers of one run this is. Default: ``0``.
     """
 
-    def __init__(self, store: Store, token: int) -> None:
+    def __init__(self, store: Store, token: int, *, part: int = 0) -> None:
         self.store = store
-        self._token = token
+        self.token = token
+        self._part = part
         self._lines: list[str] = []
         self._files: list[str] = []
         self._number = 0
@@ -159,7 +161,7 @@ class Journal:
                 lines, self._lines = self._lines, []
             if not lines:
                 return
-            name = f"{JOURNAL}{self._token:08d}-{self._number:06d}.jsonl"
+            name = f"{JOURNAL}{self.token:08d}-{self._part:04d}-{self._number:06d}.jsonl"
             try:
                 self.store.write(name, "".join(lines).encode())
             except BaseException:
@@ -182,7 +184,10 @@ class Journal:
         if self._thread is not None:
             self._thread.join()
         self._lines = []
-        self.store.delete([*past.files, *self._files])
+        # Listed again: other writers of this run may have added theirs.
+        self.store.delete(
+            sorted({*past.files, *self._files, *(info.key for info in self.store.list(JOURNAL))})
+        )
 
     def _add(self, record: dict[str, Any]) -> None:
         with self._lock:

@@ -239,6 +239,19 @@ class Lane:
         if self._on_progress is not None:
             self._on_progress(done.bytes, 1)
 
+    def add(self, tally: Tally) -> None:
+        """Count what another process has done for this lane."""
+        mine = self.tally
+        with self._turn:
+            for name in ("copied", "copied_bytes", "server_copied", "resumed_bytes", "failed"):
+                setattr(mine, name, getattr(mine, name) + getattr(tally, name))
+            for name in ("checked_sha256", "checked_crc32c", "read_back"):
+                setattr(mine, name, getattr(mine, name) + getattr(tally, name))
+            mine.adopted += tally.adopted
+            mine.failures += tally.failures[: _FAILURES_KEPT - len(mine.failures)]
+        if self._on_progress is not None:
+            self._on_progress(tally.copied_bytes, tally.copied + len(tally.adopted))
+
     # Single objects
 
     def adopt(self, item: Item, *, sha256: str, crc32c: int | None) -> bool:

@@ -10,7 +10,7 @@
     _datasync/damage/<version>.json         what the last `verify` found missing or bad
     _datasync/signatures/<sha256>.json      signatures of an index, named by the index they sign
     _datasync/lease.json                    who may write here now
-    _datasync/journal/<token>-<n>.jsonl     what the run that is under way has finished
+    _datasync/journal/<token>-…-<n>.jsonl     what the run that is under way has finished
     _datasync/scrub/<version>-<n>.jsonl     what the `verify` that is under way has checked
     _datasync/quarantine/<key>              objects that did not have their digest
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from datasync.replicate.catalog import TREE
-from datasync.replicate.run import ALREADY, PLANNED, PUBLISHED, STOPPED, Outcome
-from shards.progress import format_bytes, format_seconds
+from datasync.replicate.run import ALREADY, FAILED, PLANNED, PUBLISHED, STOPPED, Outcome
+from shards.progress import format_bytes, format_count, format_seconds
 
 
 def line(outcome: Outcome, *, cost_per_gib: float = 0.0) -> str:
     """One line: what, where, how much, and what happened."""
-    noun = "files" if outcome.kind == TREE else "shards"
+    noun = "file" if outcome.kind == TREE else "shard"
     version = f"{outcome.version[:6]}…" if outcome.version else "new"
     head = f"{outcome.name} {version} → {outcome.destination}"
     if not outcome.kind:
         return f"{head}   failed"
-    size = f"{outcome.objects:,} {noun} · {format_bytes(outcome.bytes)}"
+    size = f"{format_count(outcome.objects, noun)} · {format_bytes(outcome.bytes)}"
     return f"{head}   {size} · {_what(outcome, cost_per_gib)}"
 
 
@@ -41,6 +41,8 @@ def _what(outcome: Outcome, cost_per_gib: float) -> str:
         if cost_per_gib:
             parts.append(f"costs {cost_per_gib * outcome.to_copy_bytes / (1 << 30):.2f}")
         return " · ".join(parts)
+    if outcome.state == FAILED and not outcome.to_copy:  # it may have failed before anything was compared
+        return "failed, not published"
     parts = [
         f"{tally.copied:,} copied ({format_bytes(tally.copied_bytes)}) in {format_seconds(outcome.seconds)},"
         f" {have + len(tally.adopted):,} already there"

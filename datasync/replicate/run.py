@@ -20,6 +20,7 @@ from functools import partial
 from datasync.errors import DatasyncError, NotFoundError, StoreError, UsageError
 from datasync.ops import receipts
 from datasync.ops.receipts import Receipt
+from datasync.replicate import spread
 from datasync.replicate.catalog import TREE, Catalog, check_name, describe, learn, settle, tag_of
 from datasync.replicate.destination import (
     Destination,
@@ -373,7 +374,10 @@ class _Run:
             for item in items(catalog.table, rows, catalog.hashes):
                 yield item, wanted.get(item.row, everyone)
 
-        self.mover.move(work())
+        if self.options.engine == "ray":
+            spread.spread(self.mover, work(), everyone, self.stop)
+        else:
+            self.mover.move(work())
 
     def _lagging(self, group: list[Destination]) -> list[Destination]:
         """Those that still have something to do when all others have nothing left, or had it for a while."""

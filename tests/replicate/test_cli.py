@@ -45,6 +45,31 @@ def test_every_configured_dataset_goes_to_every_named_cluster(work):
     assert "nothing to copy, whole since" in again.stdout
 
 
+def test_a_cluster_that_cannot_be_opened_does_not_stop_the_others(work):
+    config = work / "datasync.toml"
+    config.write_text(config.read_text() + '[clusters.far]\nurl = "s3://bucket"\nprofile = "nosuchprofile"\n')
+    done = datasync("replicate", "emoji", "--to", "cluster-b", cwd=work)
+    assert "verified, published" in done.stdout
+    failed = datasync("replicate", "emjoi", "--to", "cluster-b", cwd=work, check=None)
+    assert failed.returncode == 2
+    assert "emjoi was not found, and far could not be asked" in failed.stderr
+    assert "did you mean 'emoji'?" in failed.stderr
+
+
+def test_a_destination_that_was_never_compared_claims_nothing(work):
+    (work / "b").write_text("in the way")
+    done = datasync("replicate", "emoji", "--to", "cluster-b", cwd=work, check=None)
+    assert done.returncode == 1
+    assert done.stdout.endswith("· failed, not published\n")
+    assert "already there" not in done.stdout
+
+
+def test_counts_of_one_are_singular(work):
+    make_dataset(LocalStore(work / "a" / "single"), count=1)
+    assert "1 shard ·" in datasync("replicate", "single", "--to", "cluster-b", cwd=work).stdout
+    assert "1 object ·" in datasync("verify", "single", "--cluster", "cluster-b", cwd=work).stdout
+
+
 def test_json_says_everything_exactly(work):
     document = json.loads(datasync("replicate", "--to", "cluster-b", "--json", cwd=work).stdout)
     (found,) = document["replications"]
@@ -88,6 +113,7 @@ def test_a_dataset_that_nobody_lists_is_found_where_it_is(work):
         (["replicate", "emoji"], 2, "--to"),
         (["replicate", "emoji", "--to", "cluster-d"], 2, "did you mean"),
         (["replicate", "emojy", "--to", "cluster-b"], 1, "no dataset 'emojy'"),
+        (["replicate", "emoji", "--to", "cluster-b", "--from", "cluster-d"], 2, "no cluster is called"),
         (["replicate", "./nowhere", "--to", "cluster-b"], 1, "nowhere"),
         (["replicate", "emoji", "--to", "cluster-a"], 2, "source itself"),
         (["replicate", "emoji", "--to", "cluster-b", "--verify", "never"], 2, "stored or full"),
