@@ -1,4 +1,4 @@
-"""Columns that name files: `--media image=path` or `image=url` puts what they name in their place.
+"""Columns that name files: `--media image:path` or `image:url` puts what they name in their place.
 
 A path is relative to the folder of the file that the row is in, and must stay inside the corpus (invariant
 10); a URL is http or https. Files of many rows are fetched together, in the order of the rows.
