@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from datasync import config_values as values
 from datasync.config_values import Place, Reader
-from datasync.errors import NotFoundError, StoreError, UsageError
+from datasync.errors import DatasyncError, NotFoundError, StoreError, UsageError
 from datasync.storage.keys import check_prefix
 from datasync.storage.rate import Timetable
 
@@ -254,15 +254,15 @@ class Config:
         """The clusters that hold a published `name`, in the order of the file.
 
         Raises:
-            StoreError: No cluster holds it, and at least one could not be asked.
+            StoreError, UsageError: No cluster holds it, and at least one could not be asked.
         """
 
-        def holds(cluster: Cluster) -> bool | StoreError:
+        def holds(cluster: Cluster) -> bool | DatasyncError:
             try:
                 cluster.store().child(name).stat("index.json")
             except NotFoundError:
                 return False
-            except StoreError as error:
+            except (StoreError, UsageError) as error:
                 return error
             return True
 
@@ -270,12 +270,21 @@ class Config:
         clusters = list(self.clusters.values())
         with ThreadPoolExecutor(max_workers=max(len(clusters), 1)) as pool:
             answers = list(pool.map(holds, clusters))
-        failures = [answer for answer in answers if isinstance(answer, StoreError)]
+        failures = {
+            cluster.name: answer
+            for cluster, answer in zip(clusters, answers, strict=True)
+            if isinstance(answer, DatasyncError)
+        }
         found = tuple(cluster for cluster, answer in zip(clusters, answers, strict=True) if answer is True)
         if failures and not found:
-            raise failures[0]
-        for failure in failures:
-            _log.warning("looking for %s: %s", name, failure.message)
+            asked, failure = next(iter(failures.items()))
+            near = values.nearest(name, self.datasets) if name not in self.datasets else ""
+            raise type(failure)(
+                f"{name} was not found, and {asked} could not be asked: {failure.message}",
+                mend=near if near.startswith("did you mean") else f"{failure.mend}; or check the name",
+            )
+        for asked, failure in failures.items():
+            _log.warning("looking for %s at %s: %s", name, asked, failure.message)
         return found
 
     def _cluster_mend(self, name: str) -> str:

@@ -31,6 +31,11 @@ def format_bytes(count: float) -> str:
     raise AssertionError("unreachable")
 
 
+def format_count(count: int, noun: str) -> str:
+    """`1 shard`, `1,204 shards`."""
+    return f"{count:,} {noun if count == 1 else noun + 's'}"
+
+
 def format_seconds(seconds: float) -> str:
     """`seconds` as a person reads them: ``0.42 s``, ``3 m 07 s``, ``2 h 15 m``."""
     if seconds < 10:

@@ -173,8 +173,21 @@ def test_a_dataset_is_found_where_it_is_published(tmp_path: Path) -> None:
 def test_looking_for_a_dataset_says_when_a_cluster_could_not_be_asked(tmp_path: Path) -> None:
     config = _parse('[clusters.a]\nurl="a"\n[clusters.b]\nurl="b"', tmp_path)
     (tmp_path / "a").write_text("in the way")
-    with pytest.raises(StoreError):
+    with pytest.raises(StoreError, match="emoji was not found, and a could not be asked: "):
         config.find_dataset("emoji")
+    config.dataset_store("b", "emoji").write("index.json", b"{}")
+    assert [cluster.name for cluster in config.find_dataset("emoji")] == ["b"]
+
+
+def test_looking_for_a_dataset_passes_over_a_cluster_whose_profile_does_not_exist(tmp_path: Path) -> None:
+    config = _parse(
+        '[clusters.a]\nurl="s3://bucket"\nprofile="nosuchprofile"\n[clusters.b]\nurl="b"\n'
+        '[datasets.flags]\nhome="b"',
+        tmp_path,
+    )
+    with pytest.raises(UsageError, match=r"a could not be asked: .*nosuchprofile") as caught:
+        config.find_dataset("flgs")
+    assert caught.value.mend == "did you mean 'flags'?"
     config.dataset_store("b", "emoji").write("index.json", b"{}")
     assert [cluster.name for cluster in config.find_dataset("emoji")] == ["b"]
 

@@ -72,12 +72,13 @@ def _store(config: Config, place: str) -> Store:
 
 def _show(found: Description) -> None:
     from shards.describe import summarize
-    from shards.progress import format_bytes
+    from shards.progress import format_bytes, format_count
 
     version = f" {found.version[:12]}" if found.version else ""
     print(f"{found.url}{version}")
     print(
-        f"{found.samples:,} samples · {found.shards:,} shards · {format_bytes(found.stored_bytes)} stored",
+        f"{format_count(found.samples, 'sample')} · {format_count(found.shards, 'shard')}"
+        f" · {format_bytes(found.stored_bytes)} stored",
         end="",
     )
     print(f" · {format_bytes(found.raw_bytes)} raw · {', '.join(found.compressions)}")
@@ -87,11 +88,14 @@ def _show(found: Description) -> None:
     print(f"{'column':<{width}}  {'encoding':<{kind}}  {'bytes':>10}  {'smallest':>12}  {'largest':>12}")
     for column in found.columns:
         name = summarize(column.name, width=width) or repr(column.name)
-        print(
-            f"{name:<{width}}  {column.encoding:<{kind}}  {format_bytes(column.bytes):>10}"
-            f"  {column.smallest:>12,}  {column.largest:>12,}"
-        )
-    print(f"sizes of {found.measured_samples:,} samples in {found.measured:,} of {found.shards:,} shards")
+        sizes = ("-", "-", "-")
+        if found.measured_samples:
+            sizes = (format_bytes(column.bytes), f"{column.smallest:,}", f"{column.largest:,}")
+        print(f"{name:<{width}}  {column.encoding:<{kind}}  {sizes[0]:>10}  {sizes[1]:>12}  {sizes[2]:>12}")
+    print(
+        f"sizes of {format_count(found.measured_samples, 'sample')}"
+        f" in {found.measured:,} of {format_count(found.shards, 'shard')}"
+    )
     for number, row in found.rows:
         print(f"\nsample {number:,}")
         for name, value in row.items():

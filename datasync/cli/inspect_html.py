@@ -12,7 +12,7 @@ from html import escape
 from typing import Any
 
 from shards.describe import Description, summarize
-from shards.progress import format_bytes
+from shards.progress import format_bytes, format_count
 
 _THUMBNAIL = 160
 
@@ -67,7 +67,8 @@ def _columns(description: Description) -> str:
         for column in description.columns
     )
     head = "<tr><th>name</th><th>encoding</th><th>bytes</th><th>smallest</th><th>largest</th></tr>"
-    note = f"<p>Sizes of {description.measured_samples:,} samples in {description.measured:,} shards.</p>"
+    samples = format_count(description.measured_samples, "sample")
+    note = f"<p>Sizes of {samples} in {format_count(description.measured, 'shard')}.</p>"
     return f"<table>{head}{rows}</table>{note}"
 
 

@@ -48,7 +48,7 @@ def verify(
     from datasync.replicate.control import stop_after, stop_on_signals
     from datasync.replicate.verify import FULL, QUICK, SAMPLE, Finding, Report
     from datasync.replicate.verify import verify as check
-    from shards.progress import format_bytes
+    from shards.progress import format_bytes, format_count
 
     if sum((full, quick, sample is not None)) > 1:
         raise UsageError("--full, --quick and --sample exclude each other", mend="give one of them")
@@ -85,7 +85,7 @@ def verify(
                 end = "" if report.finished else " so far, stopped"
                 bad = f"{len(report.findings):,} bad or missing" if report.findings else "all good"
                 print(
-                    f"{name} {report.version[:6]}… on {place}   {report.objects:,} objects ·"
+                    f"{name} {report.version[:6]}… on {place}   {format_count(report.objects, 'object')} ·"
                     f" {format_bytes(report.bytes)}{read} · {bad}{end}"
                 )
                 if report.findings:

@@ -10,17 +10,21 @@ A destination is a cluster or a root URL, and the copy lies below it under the d
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from datasync.errors import NotFoundError, UsageError
+from datasync.config_values import nearest
+from datasync.errors import DatasyncError, NotFoundError, UsageError
 from datasync.replicate.limits import identity
 from datasync.storage.base import Store
 
 if TYPE_CHECKING:
     from datasync.config import Config
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,15 +107,29 @@ def _target(
     destinations = {place: destination(config, place, name) for place in to}
     known = config.datasets.get(name)
     taken = {identity(store), *(identity(place) for place in destinations.values())}
-    others = [config.dataset_store(other, name) for other in config.clusters if other != cluster]
+    fallbacks = _others(config, name, taken, avoid=cluster)
     return Target(
         name=name,
         source=store,
         cluster=cluster,
         to=destinations,
-        fallbacks=tuple(other for other in others if identity(other) not in taken),
+        fallbacks=fallbacks,
         require_signature=known.require_signature if known else None,
     )
+
+
+def _others(
+    config: Config, name: str, taken: set[tuple[str, str]], *, avoid: str | None
+) -> tuple[Store, ...]:
+    """The dataset at every other cluster; one that cannot even be opened is no reason not to copy."""
+    found = []
+    for other in config.clusters:
+        try:
+            if other != avoid and identity(store := config.dataset_store(other, name)) not in taken:
+                found.append(store)
+        except DatasyncError as error:
+            log.info("%s cannot serve as a source: %s", other, error.message)
+    return tuple(found)
 
 
 def find_source(
@@ -125,6 +143,8 @@ def find_source(
     if source is not None:
         if source in config.clusters:
             return source, config.dataset_store(source, name)
+        if not is_place(source) and not os.path.isdir(source) and os.sep not in source:
+            config.cluster(source)  # says which cluster is meant
         return None, config.resolve(source).child(name)
     known = config.datasets.get(name)
     if known is not None and known.home is not None:
@@ -135,9 +155,12 @@ def find_source(
     if os.path.isdir(name):
         return None, config.resolve(name)
     places = ", ".join(config.clusters) or "no cluster is configured"
+    near = nearest(name, config.datasets)
     raise NotFoundError(
         f"no dataset {name!r} is at any cluster that could be its source ({places})",
-        mend="check the name (datasync status), or give a URL or a folder",
+        mend=near
+        if near.startswith("did you mean")
+        else "check the name (datasync status), or give a URL or a folder",
     )
 
 
