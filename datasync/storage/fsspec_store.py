@@ -47,6 +47,7 @@ from shards.digests import crc32c as crc32c_of
 _FOLDERS = {"sftp", "ssh", "ftp", "smb", "hdfs", "webhdfs", "webdav", "dav", "arrow_hdfs"}
 _READ_ONLY = {"http", "https", "zip", "tar", "github", "git", "reference", "data"}
 _EXCLUSIVE = {"memory", "gs", "gcs", "az", "abfs", "abfss"}
+_NO_QUERY = {"az", "abfs", "abfss"}
 _no_lock = contextlib.nullcontext()
 _PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs"}
 _PACKAGES |= {
@@ -143,6 +144,11 @@ class FsspecStore:
     def path(self, key: str) -> str:
         """The path of `key` in the file system."""
         check_key(key, where=self._url)
+        if self.scheme in _NO_QUERY and ("?" in key or "#" in key):
+            raise StoreError(
+                f"{key!r} cannot be kept at {self._url}: adlfs would store it under another name",
+                mend="rename the object, or use another store for this tree",
+            )
         return f"{self.root}/{key}"
 
     # Reading

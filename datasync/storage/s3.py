@@ -171,7 +171,7 @@ class S3Store:
         """The body; where the connection breaks, the rest is asked for, of the same version of the object."""
         what = self.api.what(full)
         ranged = start > 0 or length is not None
-        if ranged and response.status != 206:
+        if ranged and _range_start(response) != start:
             raise UnsupportedError(f"{self.endpoint} ignores ranges", mend="read whole objects from it")
         whole_size = _whole_size(response, ranged)
         expected = _stored_crc(response.headers) if not ranged else None
@@ -190,7 +190,7 @@ class S3Store:
                 stack.pop_all().close()
                 again = {"Range": f"bytes={offset}-{end - 1}", "If-Match": version}
                 response = stack.enter_context(self.api.open("GET", full, headers=again))
-                if response.status != 206:
+                if _range_start(response) != offset:
                     raise failure from error
                 continue
             if not piece:
@@ -230,6 +230,10 @@ class S3Store:
             reply = self.api.call("PUT", full, headers=headers, body=body)
         except AmbiguousConflict as error:
             return self._won(key, body, error)
+        except NotFoundError as error:
+            if if_match is None or not self.api.known:
+                raise
+            raise ConflictError(f"{self.api.what(full)} is gone", mend="look at it again") from error
         return ObjectInfo(
             key=key,
             bytes=len(body),
@@ -361,6 +365,12 @@ def _stored_crc(headers: dict[str, str]) -> int | None:
     except ValueError:
         return None
     return int.from_bytes(raw, "big") if len(raw) == 4 else None
+
+
+def _range_start(response: Response) -> int | None:
+    """Where the part in the answer begins; some servers give a part with the status of the whole."""
+    found = response.headers.get("content-range", "").removeprefix("bytes").strip().partition("-")[0]
+    return int(found) if found.isdigit() else None
 
 
 def _whole_size(response: Response, ranged: bool) -> int | None:

@@ -15,22 +15,48 @@ import pytest
 from datasync.errors import ConflictError, CorruptError, NotFoundError, StoreError, UnsupportedError
 from datasync.storage import Store, open_store
 from shards.digests import crc32c
-from tests.servers import S3Server
+from tests.servers import S3Server, azurite, fake_gcs, ministack, running
 
-STORES = ["local", "memory", "seaweedfs"]
+STORES = ["local", "memory", "seaweedfs", "ministack", "azurite", "fake-gcs"]
+
+
+@pytest.fixture(scope="session")
+def s3_other() -> Iterator[S3Server]:
+    with running(ministack) as (server,):
+        yield server
+
+
+@pytest.fixture(scope="session")
+def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Store]]:
+    adlfs = pytest.importorskip("adlfs", reason="adlfs is not installed (pip install adlfs)")
+    with azurite(tmp_path_factory.mktemp("azurite")) as connection:
+        adlfs.AzureBlobFileSystem(connection_string=connection).mkdir("container")
+        yield lambda name: open_store(f"az://container/{name}", options={"connection_string": connection})
+
+
+@pytest.fixture(scope="session")
+def google(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Store]]:
+    gcsfs = pytest.importorskip("gcsfs", reason="gcsfs is not installed (pip install gcsfs)")
+    with fake_gcs(tmp_path_factory.mktemp("gcs")) as endpoint:
+        options = {"endpoint_url": endpoint, "token": "anon", "project": "tests"}
+        gcsfs.GCSFileSystem(**options).mkdir("bucket")
+        yield lambda name: open_store(f"gs://bucket/{name}", options=options)
 
 
 @pytest.fixture(params=STORES)
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    place = f"{tmp_path.name}/root"
     if request.param == "local":
         yield open_store(tmp_path / "root")
     elif request.param == "memory":
-        memory = open_store(f"memory://{tmp_path.name}/root")
+        memory = open_store(f"memory://{place}")
         yield memory
         memory.delete([info.key for info in memory.list()])
-    else:
-        server: S3Server = request.getfixturevalue("s3_a")
+    elif request.param in ("seaweedfs", "ministack"):
+        server = request.getfixturevalue("s3_a" if request.param == "seaweedfs" else "s3_other")
         yield server.store("root")
+    else:
+        yield request.getfixturevalue("azure" if request.param == "azurite" else "google")(place)
 
 
 def _has(store: Store, ability: str) -> None:
@@ -135,8 +161,14 @@ def test_keys_that_leave_the_root_or_name_nothing_are_refused(store: Store, key:
 @pytest.mark.parametrize(
     "key", ["with space", "plus+and&", "ünï/çødé", "q?x=1#f", "100%25", "a'b\"c", "日本/語", "~-._!$*()"]
 )
-def test_odd_keys_are_kept_as_they_are(store: Store, key: str) -> None:
-    store.write(key, b"1")
+def test_odd_keys_are_kept_as_they_are_or_refused_by_name(store: Store, key: str) -> None:
+    try:
+        store.write(key, b"1")
+    except StoreError as error:
+        assert store.url.startswith("az:"), error
+        assert repr(key) in error.message
+        assert _keys(store) == []
+        return
     assert _keys(store) == [key]
     assert store.read(key) == b"1"
     assert store.stat(key).key == key

