@@ -62,7 +62,7 @@ def runs(
     _list(table)
     if goodput:
         _goodput(table)
-    if folders and len(table) > 1:
+    if len(folders or []) > 1:
         _differences(table)
     if plot is not None:
         print(plot)
