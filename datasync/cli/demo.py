@@ -213,7 +213,7 @@ def _summarise(folder: Path, *, killed_at: int) -> bool:
         {"killed and resumed": folder / "runs/first", "undisturbed": folder / "runs/undisturbed"},
         folder / "loss.png",
     )
-    same = first["digest"] == calm["digest"]
+    same: bool = first["digest"] == calm["digest"]
 
     table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     corpus = format_bytes(sum(path.stat().st_size for path in (folder / "corpus").iterdir()))
