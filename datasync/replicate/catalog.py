@@ -15,7 +15,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from datasync.errors import FormatError, NotFoundError, StoreError, UsageError
 from datasync.ops.receipts import Receipt
@@ -99,18 +99,21 @@ def describe(
         return _tree(store, name, retry_seconds)
     data = retrying(lambda: store.read(INDEX, etag=info.etag), seconds=retry_seconds)
     where = f"{store.url}/{INDEX}"
-    extra = _own_part(data, where)
-    if extra is None:
+    raw = _mds_index(data, where)
+    if raw is None:
         return _tree(store, name, retry_seconds)
+    extra = raw.get("datasync", {})
     if "manifest" in extra and "version" in extra:
-        return _dataset(store, name, data, info, str(extra["version"]), retry_seconds)
+        catalog = _dataset(store, name, data, info, str(extra["version"]), retry_seconds)
+        _check_index(raw, catalog.table, where)
+        return catalog
     from shards.index import Index
 
     return _mds(store, name, data, info, Index.parse(data, where=where))
 
 
-def _own_part(data: bytes, where: str) -> Mapping[str, object] | None:
-    """The `datasync` part of an MDS index, ``{}`` where it has none; None for another kind of index.json."""
+def _mds_index(data: bytes, where: str) -> dict[str, Any] | None:
+    """An MDS index as plain JSON; None for another kind of index.json."""
     try:
         raw = json.loads(data)
     except ValueError as error:
@@ -125,10 +128,9 @@ def _own_part(data: bytes, where: str) -> Mapping[str, object] | None:
         raise FormatError(
             f"{where} has version {version}, newer than this program", mend="install a newer datasync"
         )
-    extra = raw.get("datasync", {})
-    if not isinstance(extra, dict):
+    if not isinstance(raw.get("datasync", {}), dict):
         raise FormatError(f"{where}: the key datasync is not a table", mend="write the dataset again")
-    return extra
+    return raw
 
 
 def _dataset(
@@ -149,7 +151,6 @@ def _dataset(
             mend="copy from another cluster (--from), or write the dataset again",
         )
     _check_keys(manifest.table, store.url)
-    _check_index_names(data, manifest, store.url)
     return Catalog(
         name=name,
         kind=DATASET,
@@ -162,21 +163,31 @@ def _dataset(
     )
 
 
-def _check_index_names(data: bytes, manifest: Manifest, where: str) -> None:
-    """An index must not point at what the manifest does not prove."""
+def _check_index(raw: dict[str, Any], table: pa.Table, where: str) -> None:
+    """An index must not point at what the manifest does not prove.
+
+    Only what is copied is looked at, in whole columns: readers check the rest of an entry when they use it.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from shards.index import Index
-
-    names = pa.array(
-        [shard.stored.basename for shard in Index.parse(data, where=f"{where}/{INDEX}").shards], pa.string()
-    )
-    known = pc.is_in(names, value_set=manifest.table["key"].combine_chunks())
-    if not pc.all(known).as_py() and len(names):
-        missing = names.filter(pc.invert(known))[0].as_py()
+    try:
+        files = [shard.get("zip_data") or shard["raw_data"] for shard in raw["shards"]]
+        names = pa.array([file["basename"] for file in files], pa.string())
+        sizes = pa.array([file["bytes"] for file in files], pa.uint64())
+        digests = pa.array([bytes.fromhex(file["hashes"]["sha256"]) for file in files], pa.binary(32))
+    except (KeyError, TypeError, ValueError, AttributeError, pa.ArrowException) as error:
         raise FormatError(
-            f"{where}/{INDEX} names {missing}, which its manifest does not have",
+            f"{where} has an entry without a name, a size or a SHA-256: {error}",
+            mend="write the dataset again",
+        ) from error
+    at = pc.index_in(names, value_set=table["key"].combine_chunks())
+    there = table.take(at)
+    same = pc.and_(pc.equal(there["bytes"], sizes), pc.equal(there["sha256"], digests))
+    good = pc.and_(pc.is_valid(at), pc.fill_null(same, False))
+    if len(names) and not pc.all(good).as_py():
+        raise FormatError(
+            f"{where} names {names.filter(pc.invert(good))[0].as_py()}, which its manifest does not prove",
             mend="write the dataset again, or copy from another cluster (--from)",
         )
 

@@ -628,3 +628,23 @@ def test_a_file_rewritten_in_place_with_its_size_and_time_is_noticed(tmp_path):
 def test_options_that_make_no_sense_are_refused():
     with pytest.raises(ValueError, match="verify"):
         Options(verify="sometimes")
+
+
+def test_other_stores_through_fsspec_are_sources_and_destinations(tmp_path, monkeypatch):
+    from datasync.replicate import lease
+    from datasync.replicate.verify import verify
+    from datasync.storage import open_store
+
+    monkeypatch.setattr(lease, "_SETTLE_SECONDS", 0.1)
+    source, there, back = (
+        open_store(f"memory://{tmp_path.name}/a"),
+        open_store(f"memory://{tmp_path.name}/b"),
+        LocalStore(tmp_path / "c"),
+    )
+    shards = make_dataset(source)
+    for start, end in ((source, there), (there, back)):
+        outcome = one(start, end)
+        assert (outcome.state, outcome.tally.copied) == ("published", len(shards))
+        assert data_of(end) == data_of(source)
+        assert one(start, end).tally.copied == 0
+    assert verify(there, name="emoji", quiet=True).good
