@@ -162,13 +162,11 @@ def test_keys_that_leave_the_root_or_name_nothing_are_refused(store: Store, key:
     "key", ["with space", "plus+and&", "ünï/çødé", "q?x=1#f", "100%25", "a'b\"c", "日本/語", "~-._!$*()"]
 )
 def test_odd_keys_are_kept_as_they_are_or_refused_by_name(store: Store, key: str) -> None:
-    try:
-        store.write(key, b"1")
-    except StoreError as error:
-        assert store.url.startswith("az:"), error
-        assert repr(key) in error.message
-        assert _keys(store) == []
+    if store.url.startswith("az:") and "?" in key:
+        with pytest.raises(StoreError, match="another name"):
+            store.write(key, b"1")
         return
+    store.write(key, b"1")
     assert _keys(store) == [key]
     assert store.read(key) == b"1"
     assert store.stat(key).key == key
