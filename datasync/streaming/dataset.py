@@ -320,16 +320,15 @@ class StreamingDataset(Array, IterableDataset[dict[str, Any]]):
 
     def __iter__(self) -> Iterator[Any]:
         """This worker's samples of the next epoch, from a loaded position on; batch after batch."""
-        return self.samples(batches=False)
+        return self.samples()
 
-    def samples(self, *, batches: bool) -> Samples:
+    def samples(self, *, batches: bool = False, packs: bool = False) -> Samples:
         """Begin the next epoch, or join the one that this DataLoader's other workers have begun.
 
-        Args:
-            batches (bool): Give whole batches (column -> array or list) instead of samples.
+        See `Samples` for what `batches` and `packs` give.
         """
         epoch, offset = self._position.begin(generation_of(self))
-        return Samples(self, epoch, offset, batches=batches)
+        return Samples(self, epoch, offset, batches=batches, packs=packs)
 
     def plan(self, epoch: int, offset: int) -> Plan:
         """The batches of this worker in an epoch that is entered at sample `offset`."""

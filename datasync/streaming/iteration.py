@@ -29,12 +29,21 @@ class Samples:
         dataset (StreamingDataset): The dataset.
         epoch (int): The epoch.
         offset (int): The sample at which it is entered.
-        batches (bool): Give batches instead of samples.
+        batches (bool): Give batches instead of samples. Default: ``False``.
+        packs (bool): Give (columns, sizes of the batches in them); the rank's batches are then dealt to its
+            workers in packs. Default: ``False``.
         skip (int): Samples (or batches) of this worker to leave out at the beginning. Default: ``0``.
     """
 
     def __init__(
-        self, dataset: StreamingDataset, epoch: int, offset: int, *, batches: bool, skip: int = 0
+        self,
+        dataset: StreamingDataset,
+        epoch: int,
+        offset: int,
+        *,
+        batches: bool = False,
+        packs: bool = False,
+        skip: int = 0,
     ) -> None:
         self.epoch = epoch
         self.offset = offset
@@ -42,7 +51,7 @@ class Samples:
         self._dataset = dataset
         self._whole = batches
         self._plan = dataset.plan(epoch, offset)
-        self._items = self._batches(skip) if batches else self._samples(skip)
+        self._items = self._packs() if packs else self._batches(skip) if batches else self._samples(skip)
 
     def __iter__(self) -> Samples:
         return self
@@ -93,31 +102,39 @@ class Samples:
                 yield sample
 
     def _batches(self, skip: int) -> Iterator[Any]:
+        for chunk in self._chunks(skip, _most(self._dataset)):
+            columns = self._columns(chunk)
+            yield from columns if isinstance(columns, list) else batches_of(columns, chunk.sizes)
+
+    def _packs(self) -> Iterator[tuple[Any, list[int]]]:
+        for chunk in self._planned(self._plan.packs(most=_most(self._dataset))):
+            yield self._columns(chunk), chunk.sizes
+
+    def _columns(self, chunk: Chunk) -> Any:
+        """The columns of a chunk; or, where streams have different ones, its batches as lists of samples."""
         dataset = self._dataset
-        for chunk in self._chunks(skip, _most(dataset)):
-            columns = read_columns(dataset.catalog.sources, chunk)
+        columns = read_columns(dataset.catalog.sources, chunk)
+        if columns is not None:
             numbers = dataset.catalog.number(chunk.stream, chunk.shard, chunk.row)
-            marks = _marks(dataset, chunk, numbers)
-            if columns is not None:
-                yield from batches_of({**columns, **marks}, chunk.sizes)
-            else:
-                rows = read_rows(dataset.catalog.sources, chunk)
-                for size in chunk.sizes:
-                    yield [next(rows) for _ in range(size)]
+            return {**columns, **_marks(dataset, chunk, numbers)}
+        rows = read_rows(dataset.catalog.sources, chunk)
+        return [[next(rows) for _ in range(size)] for size in chunk.sizes]
 
     def _chunks(self, first: int, most: int) -> Iterator[Chunk]:
-        ahead = self._dataset.lookahead()
-        planned = -1
-        for chunk in self._plan.chunks(first=first, most=most):
-            # The plan is renewed when half of what it foresaw is used up.
-            if (chunk.step + len(chunk.sizes)) * chunk.sizes[0] > planned:
+        return self._planned(self._plan.chunks(first=first, most=most))
+
+    def _planned(self, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+        """The same, with shards fetched ahead; what is ahead is looked up anew when half of it is used."""
+        ahead, planned = self._dataset.lookahead(), -1
+        for chunk in chunks:
+            if (chunk.first + len(chunk.sizes)) * chunk.sizes[0] > planned:
                 self._fetch_ahead(self._plan, chunk, ahead)
-                planned = chunk.step * chunk.sizes[0] + ahead // 2
+                planned = chunk.first * chunk.sizes[0] + ahead // 2
             yield chunk
 
     def _fetch_ahead(self, plan: Plan, chunk: Chunk, samples: int) -> None:
         needed = dict.fromkeys(zip(chunk.stream.tolist(), chunk.shard.tolist(), strict=True))
-        later = [entry for entry in plan.ahead(chunk.step, samples) if entry not in needed]
+        later = [entry for entry in plan.ahead(chunk.first, samples) if entry not in needed]
         world = self._dataset.world.with_workers()
         turn = len(later) * world.worker // world.workers
         ordered = [*needed, *later[turn:], *later[:turn]]

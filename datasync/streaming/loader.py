@@ -2,15 +2,18 @@
 
 A PyTorch DataLoader takes samples one by one and collates them in Python. Where nobody asked for anything
 special, this one lets the dataset build whole batches instead: a column whose values have a fixed size is
-one gather. What comes out is the same. With a `collate_fn`, a sampler, or a dataset that overrides how
-samples are got, it is the plain DataLoader.
+one gather. What comes out is the same; values that PyTorch refuses to collate, such as images, stay a list.
+With a `collate_fn`, a sampler, or a dataset that overrides how samples are got, it is the plain DataLoader.
+
+Workers send several batches at a time, in packs that begin with one batch and grow to a few megabytes: to
+hand a tensor to another process costs the same whatever its size.
 
 The position counts what came out of the loader, never what workers have prepared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +24,8 @@ from datasync.errors import UsageError
 from datasync.streaming.dataset import StreamingDataset
 from datasync.streaming.iteration import reads_plainly
 
+# What `default_collate` knows what to do with.
+_COLLATES = (torch.Tensor, np.ndarray, np.generic, int, float, str, bytes, Mapping, Sequence)
 _INNER = (
     "num_workers",
     "pin_memory",
@@ -49,7 +54,7 @@ class StreamingDataLoader(DataLoader[Any]):
     def __init__(self, dataset: Any, *args: Any, **kwargs: Any) -> None:
         if isinstance(dataset, StreamingDataset):
             args, kwargs = _with_batch_size(dataset, args, kwargs)
-        self._inner: Iterable[Any] | None = None
+        self._inner: DataLoader[Any] | None = None
         super().__init__(dataset, *args, **kwargs)
         self.num_samples_yielded = 0
         self.num_batches_yielded = 0
@@ -61,8 +66,7 @@ class StreamingDataLoader(DataLoader[Any]):
         """The rank's batches of the next epoch, from a loaded position on."""
         self.num_samples_yielded = self.num_batches_yielded = 0
         self._serial = -1
-        source = self._batch_loader()
-        for batch in super().__iter__() if source is None else source:
+        for batch in self._batches():
             if self._serial < 0 and isinstance(self.dataset, StreamingDataset):
                 self._serial = self.dataset.position_serial
             self.num_samples_yielded += batch_length(batch)
@@ -89,50 +93,100 @@ class StreamingDataLoader(DataLoader[Any]):
             return self.num_samples_yielded * dataset.ranks
         return self.num_batches_yielded * dataset.global_batch
 
-    def _batch_loader(self) -> Iterable[Any] | None:
-        """What gives whole batches, where that gives the same as this DataLoader."""
+    def _batches(self) -> Iterator[Any]:
+        """The batches: whole ones, where that gives the same as this DataLoader, else its own."""
         dataset = self.dataset
+        plain = (
+            isinstance(dataset, StreamingDataset)
+            and reads_plainly(dataset)
+            and self.batch_size is not None
+            and self.collate_fn is default_collate
+        )
+        if not plain:
+            yield from super().__iter__()
+            return
+        assert isinstance(dataset, StreamingDataset)
+        least = self.batch_size if self.drop_last and self.batch_size else 0
+        if self.num_workers == 0 and not self.pin_memory:
+            batches = map(_collated, dataset.samples(batches=True))
+            yield from (batch for batch in batches if batch_length(batch) >= least)
+            return
         if self._inner is None:
-            plain = (
-                isinstance(dataset, StreamingDataset)
-                and reads_plainly(dataset)
-                and self.batch_size is not None
-                and self.collate_fn is default_collate
-            )
-            if not plain:
-                return None
-            assert isinstance(dataset, StreamingDataset)
             options = {name: getattr(self, name) for name in _INNER if hasattr(self, name)}
-            least = self.batch_size if self.drop_last else 0
-            batches = _Batches(dataset, least or 0)
-            alone = self.num_workers == 0 and not self.pin_memory
-            self._inner = (
-                batches if alone else DataLoader(batches, batch_size=None, collate_fn=_same, **options)
-            )
-        return self._inner
+            self._inner = DataLoader(_Packs(dataset), batch_size=None, collate_fn=_same, **options)
+        for pack in self._inner:
+            yield from (batch for batch in pack.batches() if batch_length(batch) >= least)
 
 
-class _Batches(IterableDataset[Any]):
-    """The dataset's batches as tensors, for workers.
+class _Packs(IterableDataset[Any]):
+    """The dataset's batches in packs, for workers."""
+
+    def __init__(self, dataset: StreamingDataset) -> None:
+        self.dataset = dataset
+
+    def __iter__(self) -> Iterator[Pack]:
+        # Not a generator: a worker has to join its epoch before anything is asked of it.
+        return map(Pack.make, self.dataset.samples(packs=True))
+
+
+class Pack:
+    """Several batches on their way between processes.
 
     Args:
-        dataset (StreamingDataset): The dataset.
-        least (int): Batches with fewer samples are left out.
+        joined (dict[str, Any]): Columns of all batches together: tensors, and lists of texts or bytes.
+        parted (dict[str, list[Any]]): Columns that are collated for each batch by itself.
+        sizes (list[int]): Samples of each batch.
     """
 
-    def __init__(self, dataset: StreamingDataset, least: int) -> None:
-        self.dataset = dataset
-        self.least = least
+    def __init__(self, joined: dict[str, Any], parted: dict[str, list[Any]], sizes: list[int]) -> None:
+        self.joined, self.parted, self.sizes = joined, parted, sizes
 
-    def __iter__(self) -> Iterator[Any]:
-        # Not a generator: a worker has to join its epoch before anything is asked of it.
-        return self._collated(self.dataset.samples(batches=True))
+    @classmethod
+    def make(cls, made: tuple[Any, list[int]]) -> Pack:
+        """From the columns of a chunk, or its batches where the columns cannot be put together."""
+        columns, sizes = made
+        if not isinstance(columns, dict):
+            return cls({}, {"": [default_collate(batch) for batch in columns]}, sizes)
+        joined, parted = {}, {}
+        for name, values in columns.items():
+            if isinstance(values, np.ndarray):
+                joined[name] = _collate(values)
+            elif isinstance(values[0], str | bytes):
+                joined[name] = values
+            else:
+                ends = np.cumsum(sizes).tolist()
+                parted[name] = [
+                    _collate(values[end - size : end]) for end, size in zip(ends, sizes, strict=True)
+                ]
+        return cls(joined, parted, sizes)
 
-    def _collated(self, batches: Iterator[Any]) -> Iterator[Any]:
-        for batch in batches:
-            made = collate_columns(batch) if isinstance(batch, dict) else default_collate(batch)
-            if batch_length(made) >= self.least:
-                yield made
+    def batches(self) -> Iterator[Any]:
+        """The batches, one after another."""
+        first = 0
+        for i, size in enumerate(self.sizes):
+            if "" in self.parted:
+                yield self.parted[""][i]
+                continue
+            batch = {name: values[first : first + size] for name, values in self.joined.items()}
+            yield {**batch, **{name: values[i] for name, values in self.parted.items()}}
+            first += size
+
+    def pin_memory(self) -> Pack:
+        """The same in page-locked memory; called by the DataLoader."""
+        self.joined = {name: _pin(values) for name, values in self.joined.items()}
+        self.parted = {name: [_pin(value) for value in values] for name, values in self.parted.items()}
+        return self
+
+
+def _pin(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.pin_memory()
+    return {name: _pin(item) for name, item in value.items()} if isinstance(value, dict) else value
+
+
+def _collated(batch: Any) -> Any:
+    """A batch of columns, or of samples, as tensors."""
+    return collate_columns(batch) if isinstance(batch, dict) else default_collate(batch)
 
 
 def collate_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,7 +197,8 @@ def collate_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
 def _collate(values: Any) -> Any:
     if isinstance(values, np.ndarray) and values.dtype.kind in "biufc":
         return torch.from_numpy(values)
-    return default_collate(list(values))
+    values = list(values)
+    return default_collate(values) if isinstance(values[0], _COLLATES) else values
 
 
 def batch_length(batch: Any) -> int:

@@ -8,7 +8,7 @@ grow from one batch to `most`, so that the first batch comes soon.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,7 +29,7 @@ class Chunk:
         row (Ints): In the shard, (n,).
         sizes (list[int]): Samples of each batch; they sum to n.
         real (Mask | None): False where a sample repeats another to fill the batch; None if there are none.
-        step (int): Number of the first of these batches among those of the worker.
+        first (int): Number of the first of these batches in this run.
     """
 
     stream: Ints
@@ -37,7 +37,7 @@ class Chunk:
     row: Ints
     sizes: list[int]
     real: Mask | None
-    step: int
+    first: int
 
 
 class Plan(Protocol):
@@ -50,8 +50,11 @@ class Plan(Protocol):
     def chunks(self, *, first: int, most: int) -> Iterator[Chunk]:
         """Its batches from number `first` on, at most `most` in a chunk."""
 
-    def ahead(self, step: int, samples: int) -> list[tuple[int, int]]:
-        """(stream, shard) needed from batch `step` of the worker on for this many samples of the rank."""
+    def packs(self, *, most: int) -> Iterator[Chunk]:
+        """All batches of the rank, dealt to its workers in packs that grow from one batch to `most`."""
+
+    def ahead(self, first: int, samples: int) -> list[tuple[int, int]]:
+        """(stream, shard) needed from batch `first` of the run on for this many samples of the rank."""
 
 
 class LanePlan:
@@ -67,25 +70,32 @@ class LanePlan:
     def __init__(self, order: EpochOrder, start: int, world: World, following: EpochOrder) -> None:
         self._order, self._start, self._world, self._following = order, start, world, following
         self._full = order.full_steps(start)
-        everything = order.steps(start)
-        self.steps = max(0, -(-(everything - world.worker) // world.workers))
+        self._all = order.steps(start)
+        self.steps = max(0, -(-(self._all - world.worker) // world.workers))
 
     def chunks(self, *, first: int, most: int) -> Iterator[Chunk]:
         """See `Plan`."""
         step, count = first, 1
         while step < self.steps:
-            batches = self._batches(step, min(step + count, self.steps))
-            batches = batches[batches < self._full]
-            if len(batches):
-                yield self._full_chunk(batches, step)
-            if step + len(batches) < min(step + count, self.steps):
-                yield self._tail_chunk(step + len(batches))
+            steps = np.arange(step, min(step + count, self.steps), dtype=np.int64)
+            yield from self._chunks(steps * self._world.workers + self._world.worker)
             step, count = step + count, min(2 * count, most)
 
-    def ahead(self, step: int, samples: int) -> list[tuple[int, int]]:
+    def packs(self, *, most: int) -> Iterator[Chunk]:
+        """See `Plan`. In each round every worker has a pack, one behind the other."""
+        round_begin, count = 0, 1
+        while True:
+            begin = round_begin + self._world.worker * count
+            if begin >= self._all:
+                return
+            chunks = list(self._chunks(np.arange(begin, min(begin + count, self._all), dtype=np.int64)))
+            yield chunks[0] if len(chunks) == 1 else joined(chunks)
+            round_begin, count = round_begin + count * self._world.workers, min(2 * count, most)
+
+    def ahead(self, first: int, samples: int) -> list[tuple[int, int]]:
         """See `Plan`."""
         world, batch = self._world, self._order.settings.global_batch
-        begin = self._start + min(step * world.workers + world.worker, self._full) * batch
+        begin = self._start + min(first, self._full) * batch
         stop = begin + max(batch, samples * world.ranks)
         needed = self._order.ahead(begin, stop, rank=world.rank, ranks=world.ranks)
         beyond = stop - self._order.samples
@@ -95,20 +105,21 @@ class LanePlan:
             needed += [entry for entry in more if entry not in known]
         return needed
 
-    def _batches(self, step: int, stop: int) -> Ints:
-        return np.arange(step, stop, dtype=np.int64) * self._world.workers + self._world.worker
+    def _chunks(self, batches: Ints) -> Iterator[Chunk]:
+        """A chunk of the full ones of these batches, and one of the short last batch if it is among them."""
+        full = batches[batches < self._full]
+        world = self._world
+        if len(full):
+            starts = self._start + full * self._order.settings.global_batch
+            numbers = self._order.pieces(starts, rank=world.rank, ranks=world.ranks)
+            yield self._located(numbers.ravel(), [numbers.shape[1]] * len(full), None, int(full[0]))
+        if len(full) < len(batches):
+            numbers, real = self._order.tail(self._start, rank=world.rank, ranks=world.ranks)
+            yield self._located(numbers, [len(numbers)], real, self._full)
 
-    def _full_chunk(self, batches: Ints, step: int) -> Chunk:
-        starts = self._start + batches * self._order.settings.global_batch
-        numbers = self._order.pieces(starts, rank=self._world.rank, ranks=self._world.ranks)
-        stream, shard, row = self._order.locate(numbers.ravel())
-        sizes = [numbers.shape[1]] * len(batches)
-        return Chunk(stream=stream, shard=shard, row=row, sizes=sizes, real=None, step=step)
-
-    def _tail_chunk(self, step: int) -> Chunk:
-        numbers, real = self._order.tail(self._start, rank=self._world.rank, ranks=self._world.ranks)
+    def _located(self, numbers: Ints, sizes: list[int], real: Mask | None, first: int) -> Chunk:
         stream, shard, row = self._order.locate(numbers)
-        return Chunk(stream=stream, shard=shard, row=row, sizes=[len(numbers)], real=real, step=step)
+        return Chunk(stream=stream, shard=shard, row=row, sizes=sizes, real=real, first=first)
 
 
 class ListPlan:
@@ -133,15 +144,32 @@ class ListPlan:
             stream, shard, row = split_ids(samples, bounds=self._bounds, first_shard=self._first)
             full, rest = divmod(len(samples), self._batch)
             sizes = [self._batch] * full + ([rest] if rest else [])
-            yield Chunk(stream=stream, shard=shard, row=row, sizes=sizes, real=None, step=step)
+            yield Chunk(stream=stream, shard=shard, row=row, sizes=sizes, real=None, first=step)
             step, count = step + count, min(2 * count, most)
 
-    def ahead(self, step: int, samples: int) -> list[tuple[int, int]]:
-        """See `Plan`."""
-        begin = step * self._batch
+    def packs(self, *, most: int) -> Iterator[Chunk]:
+        """See `Plan`. Which worker has which batch is fixed by the list: a batch is a pack."""
+        return self.chunks(first=0, most=1)
+
+    def ahead(self, first: int, samples: int) -> list[tuple[int, int]]:
+        """See `Plan`; batches are those of the worker."""
+        begin = first * self._batch
         window = self._samples[begin : begin + max(samples, self._batch)]
         stream, shard, _ = split_ids(window, bounds=self._bounds, first_shard=self._first)
         return list(dict.fromkeys(zip(stream.tolist(), shard.tolist(), strict=True)))
+
+
+def joined(chunks: Sequence[Chunk]) -> Chunk:
+    """Chunks that follow each other as one."""
+    marks = [np.ones(len(c.row), np.bool_) if c.real is None else c.real for c in chunks]
+    return Chunk(
+        stream=np.concatenate([c.stream for c in chunks]),
+        shard=np.concatenate([c.shard for c in chunks]),
+        row=np.concatenate([c.row for c in chunks]),
+        sizes=[size for c in chunks for size in c.sizes],
+        real=np.concatenate(marks),
+        first=chunks[0].first,
+    )
 
 
 def split_ids(samples: Ints, *, bounds: Ints, first_shard: Ints) -> tuple[Ints, Ints, Ints]:

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from datasync import LocalDataset, Stream, StreamingDataLoader, StreamingDataset
 from datasync.errors import DatasyncError, UsageError
+from shards.writer import ShardWriter
 from tests.streaming.order_helpers import as_rank, flat, ids, write_dataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -100,6 +101,34 @@ def test_a_batch_may_be_written_to_without_touching_the_cache(remote, local):
         batch["id"].zero_()
     made.next_epoch = 0
     assert flat(ids(batch) for batch in StreamingDataLoader(made)) == list(range(500))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_values_that_cannot_be_collated_stay_lists(tmp_path, workers):
+    from PIL import Image
+
+    with ShardWriter(
+        out=tmp_path / "images", columns={"image": "png", "id": "int", "n": "str_int"}
+    ) as writer:
+        for i in range(40):
+            writer.write({"image": Image.new("RGB", (4, 4), (i, 0, 0)), "id": i, "n": i * 10**12})
+    made = dataset(str(tmp_path / "images"), str(tmp_path / "cache"))
+    for batch in StreamingDataLoader(made, num_workers=workers):
+        assert [image.getpixel((0, 0))[0] for image in batch["image"]] == ids(batch)
+        assert [int(n) // 10**12 for n in batch["n"]] == ids(batch)
+
+
+def test_streams_with_different_columns_are_refused_like_by_collating(remote, tmp_path):
+    with ShardWriter(out=tmp_path / "other", columns={"id": "int"}) as writer:
+        for i in range(40):
+            writer.write({"id": i})
+    streams = [
+        Stream(remote=remote, local=str(tmp_path / "a"), choose=40),
+        Stream(remote=str(tmp_path / "other"), local=str(tmp_path / "b")),
+    ]
+    made = StreamingDataset(streams=streams, batch_size=8, batching_method="per_stream")
+    columns = {tuple(sorted(batch)) for batch in StreamingDataLoader(made)}
+    assert columns == {("id",), ("id", "text", "tokens")}
 
 
 class Doubled(StreamingDataset):
