@@ -23,7 +23,7 @@ from shards.schema import MEDIA_ENCODINGS, Column, Schema, make_schema
 from shards.sources import Bad, FileList, Item, Row, Source, Table, detect, list_files, load
 
 _SAMPLE_BYTES = 64 << 20
-_SAMPLE_ROWS = 200_000
+_SAMPLE_ROWS = 100_000
 _SAMPLE_SLOW = 2_000  # where there is a transform, or files to fetch
 _SAMPLE_TASKS = 16
 

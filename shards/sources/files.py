@@ -13,6 +13,7 @@ import glob as globbing
 import os
 import posixpath
 import stat as modes
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -50,6 +51,7 @@ class FileList:
     versions: np.ndarray[Any, np.dtype[np.uint64]]
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     notes: tuple[str, ...] = ()
+    _suffixes: list[str] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -70,7 +72,9 @@ class FileList:
 
     def suffix(self, number: int) -> str:
         """Extension in lower case, with what is below a compression: ``.jsonl`` for ``a.jsonl.gz``."""
-        return suffix(self.names[number])
+        if not self._suffixes:
+            self._suffixes.extend(map(suffix, self.names))
+        return self._suffixes[number]
 
     def select(self, numbers: Iterable[int]) -> FileList:
         """A list of only these files, in this order."""
@@ -173,12 +177,14 @@ class FileList:
 
 def suffix(name: str) -> str:
     """Extension in lower case; of a compressed file, the extension below: ``.jsonl`` for ``a.jsonl.gz``."""
-    base = name[name.rfind("/") + 1 :].lower()
-    stem, dot = os.path.splitext(base)
-    if dot in _COMPRESSED:
-        inner = os.path.splitext(stem)[1]
-        return inner or dot
-    return ".tar" if dot == ".tgz" else dot
+    base = name[name.rfind("/") + 1 :]
+    at = base.rfind(".")
+    if at <= 0:
+        return ""
+    last = base[at:].lower()
+    if last in _COMPRESSED:
+        return suffix(base[:at]) or last
+    return sys.intern(".tar" if last == ".tgz" else last)
 
 
 def hidden(name: str) -> bool:
