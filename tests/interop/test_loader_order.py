@@ -60,23 +60,30 @@ def test_a_stateful_dataloader_refuses_the_state_of_another_order(build):
 
 SCRIPT = """
 import json, os, sys
-from accelerate import Accelerator
 from datasync import StreamingDataLoader, StreamingDataset
-accelerator = Accelerator(cpu=True)
+def prepare(loader):
+    return loader
+if {accelerate}:
+    from accelerate import Accelerator
+    prepare = Accelerator(cpu=True).prepare
 dataset = StreamingDataset(remote={remote!r}, local={local!r}, batch_size=8, shuffle=True)
-loader = accelerator.prepare(StreamingDataLoader(dataset, num_workers=1))
+loader = prepare(StreamingDataLoader(dataset, num_workers=1))
 got = [[int(i) for i in batch["id"]] for batch in loader]
 with open({out!r} + os.environ.get("RANK", "0"), "w") as file:
     json.dump(got, file)
-accelerator.end_training()
 """
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_accelerate_leaves_the_division_among_ranks_to_the_dataset(remote, tmp_path, build, ranks):
-    pytest.importorskip("accelerate", reason="Accelerate is not installed")
+@pytest.mark.parametrize(("ranks", "accelerate"), [(2, False), (1, True), (2, True)])
+def test_ranks_of_torchrun_and_accelerate_get_their_part_once(remote, tmp_path, ranks, accelerate):
+    if accelerate:
+        pytest.importorskip("accelerate", reason="Accelerate is not installed")
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT.format(remote=remote, local=str(tmp_path / "c"), out=str(tmp_path / "rank")))
+    script.write_text(
+        SCRIPT.format(
+            remote=remote, local=str(tmp_path / "c"), out=str(tmp_path / "rank"), accelerate=accelerate
+        )
+    )
     command = [sys.executable, str(script)]
     if ranks > 1:
         launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
