@@ -36,6 +36,7 @@ def repair(
     from datasync.cli import load_config
     from datasync.config_values import Place, duration
     from datasync.ops.targets import destination, is_place, locate, split
+    from datasync.ops.targets import replicas as every_replica
     from datasync.replicate import Stop
     from datasync.replicate.control import stop_after, stop_on_signals
     from datasync.replicate.limits import identity
@@ -57,7 +58,7 @@ def repair(
                     for s in split(source)
                 ]
             else:
-                replicas = [config.dataset_store(other, name) for other in config.clusters]
+                replicas = list(every_replica(config, name, {identity(store)}))
             replicas = [replica for replica in replicas if identity(replica) != identity(store)]
             result = fetch(store, replicas, name=name, stop=stop, quiet=quiet or json_output)
             left += len(result.left)

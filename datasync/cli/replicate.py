@@ -67,7 +67,7 @@ def replicate(
     from datasync.cli import load_config
     from datasync.config_values import Place, duration, share
     from datasync.errors import UsageError
-    from datasync.ops.targets import split, targets
+    from datasync.ops.targets import Target, split, targets
     from datasync.replicate import Options, Stop, report
     from datasync.replicate.control import stop_after, stop_on_signals
     from datasync.replicate.relay import hops_of, replicate_all
@@ -93,7 +93,7 @@ def replicate(
     with stop_on_signals(stop), stop_after(stop, seconds):
         for target in chosen:
             price = config.clusters[target.cluster].egress_per_gib if target.cluster else 0.0
-            if relay and dry_run and not json_output:
+            if relay and dry_run and not json_output and isinstance(target, Target):
                 hops = ", ".join(f"{hop.source} → {hop.to}" for hop in hops_of(target, config))
                 print(f"{target.name} by relay: {hops}")
             for outcome in replicate_all(target, options, stop, relay=relay, config=config):
@@ -118,9 +118,9 @@ def _end(outcomes: list[Outcome], stop: Stop) -> None:
 
     from datasync.replicate import report
 
-    for outcome in outcomes:
-        if outcome.error is not None:
-            print(f"error: {outcome.error}", file=sys.stderr)
+    # An error of the source is told once, not for each destination.
+    for text in dict.fromkeys(str(outcome.error) for outcome in outcomes if outcome.error is not None):
+        print(f"error: {text}", file=sys.stderr)
     if stop.reason:
         print(f"stopped: {stop.reason}; run the same command again to continue", file=sys.stderr)
     code = report.exit_code(outcomes, stopped=stop.exit_code)

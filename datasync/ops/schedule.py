@@ -145,26 +145,17 @@ def _attempt(
 
     options = Options(verify=policy.verify, delete=policy.delete, max_delete=policy.max_delete, quiet=quiet)
     outcomes: list[Outcome] = []
-    problem: DatasyncError | None = None
     try:
-        chosen = targets(config, policy.datasets, to=policy.to, source=policy.source)
+        for target in targets(config, policy.datasets, to=policy.to, source=policy.source):
+            outcomes += replicate_all(target, options, stop, relay=policy.relay, config=config)
+            if stop.event.is_set():
+                break
     except DatasyncError as error:
         return error.exit_code, outcomes, error
-    for target in chosen:
-        # One dataset that fails does not keep the others from being copied.
-        try:
-            outcomes += replicate_all(target, options, stop, relay=policy.relay, config=config)
-        except DatasyncError as error:
-            log.warning("%s: %s", target.name, error.message)
-            problem = problem or error
-        if stop.event.is_set():
-            break
     code = report.exit_code(outcomes, stopped=stop.exit_code)
-    if problem is not None and code in (0, 75):
-        code = problem.exit_code
     if stop.event.is_set() and code == 0:
         code = stop.exit_code
-    return code, outcomes, problem
+    return code, outcomes, None
 
 
 def _collect(
@@ -188,7 +179,7 @@ def _collect(
 
 
 def _summary(code: int, outcomes: list[Outcome], problem: DatasyncError | None, stop: Stop) -> dict[str, Any]:
-    errors = [outcome.error.message for outcome in outcomes if outcome.error is not None]
+    errors = list(dict.fromkeys(outcome.error.message for outcome in outcomes if outcome.error is not None))
     if problem is not None:
         errors.append(problem.message)
     return {

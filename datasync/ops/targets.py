@@ -48,6 +48,23 @@ class Target:
     require_signature: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missing:
+    """Something to replicate that could not be found.
+
+    Args:
+        name (str): What was asked for.
+        to (tuple[str, ...]): Where it should have gone.
+        error (DatasyncError): Why not.
+        cluster (None): As in a `Target`.
+    """
+
+    name: str
+    to: tuple[str, ...]
+    error: DatasyncError
+    cluster: None = None
+
+
 def split(values: Sequence[str]) -> list[str]:
     """Names given one by one or with commas."""
     return [part.strip() for value in values for part in value.split(",") if part.strip()]
@@ -70,8 +87,10 @@ def targets(
     to: Sequence[str],
     source: str | None = None,
     rename: str | None = None,
-) -> list[Target]:
+) -> list[Target | Missing]:
     """What to replicate; with no names, every dataset of the configuration.
+
+    One that cannot be found does not keep the others from being replicated.
 
     Raises:
         UsageError: A name, cluster or combination makes no sense.
@@ -86,7 +105,15 @@ def targets(
     chosen = list(names) or list(config.datasets)
     if rename is not None and len(chosen) != 1:
         raise UsageError("--as names one dataset", mend="replicate one at a time with --as")
-    return [_target(config, name, to=to, source=source, rename=rename) for name in chosen]
+    found: list[Target | Missing] = []
+    for name in chosen:
+        try:
+            found.append(_target(config, name, to=to, source=source, rename=rename))
+        except UsageError:
+            raise
+        except DatasyncError as error:
+            found.append(Missing(name=name, to=tuple(to), error=error))
+    return found
 
 
 def _target(
@@ -107,7 +134,7 @@ def _target(
     destinations = {place: destination(config, place, name) for place in to}
     known = config.datasets.get(name)
     taken = {identity(store), *(identity(place) for place in destinations.values())}
-    fallbacks = _others(config, name, taken, avoid=cluster)
+    fallbacks = replicas(config, name, taken, avoid=cluster)
     return Target(
         name=name,
         source=store,
@@ -118,8 +145,8 @@ def _target(
     )
 
 
-def _others(
-    config: Config, name: str, taken: set[tuple[str, str]], *, avoid: str | None
+def replicas(
+    config: Config, name: str, taken: set[tuple[str, str]], *, avoid: str | None = None
 ) -> tuple[Store, ...]:
     """The dataset at every other cluster; one that cannot even be opened is no reason not to copy."""
     found = []

@@ -15,6 +15,7 @@ import logging
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _STAT_UP_TO = 64
+_PROBE_SECONDS = 900.0  # finding out what a server can do takes seconds; what is older was left by a kill
 
 
 @dataclass(slots=True, kw_only=True)
@@ -216,7 +218,8 @@ def _sweep_uploads(destination: Destination, catalog: Catalog) -> None:
         begun = recorded.get(upload_id)
         item = wanted.get(info.key)
         if begun is None:
-            if info.key not in ours:
+            old_probe = is_internal(info.key) and time.time() - (info.started or 0) > _PROBE_SECONDS
+            if info.key not in ours and not old_probe:
                 continue  # somebody else's, for all we know
             # Killed between the beginning of the upload and its record: its parts are compared by their tags.
             begun = Begun(

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from datasync.errors import DatasyncError, UsageError
 from datasync.ops import receipts
-from datasync.ops.targets import Target
+from datasync.ops.targets import Missing, Target
 from datasync.replicate.run import ALREADY, PUBLISHED, Options, Outcome, Stop, replicate
 
 if TYPE_CHECKING:
@@ -47,9 +48,37 @@ def plan_relay(source: str, to: Sequence[str], cost: Callable[[str, str], tuple[
 
 
 def replicate_all(
+    target: Target | Missing, options: Options, stop: Stop, *, relay: bool, config: Config
+) -> Iterator[Outcome]:
+    """Replicate a target to all its destinations, directly or from one to the next.
+
+    What is wrong with one target is told in its outcomes, so that others can go on.
+
+    Raises:
+        UsageError: The combination makes no sense.
+    """
+    if isinstance(target, Missing):
+        for place in target.to:
+            yield Outcome(name=target.name, source="", destination=place, url="", error=target.error)
+        return
+    done: set[str] = set()
+    try:
+        for outcome in _replicate(target, options, stop, relay=relay, config=config):
+            done.add(outcome.destination)
+            yield outcome
+    except UsageError:
+        raise
+    except DatasyncError as error:
+        for place, store in target.to.items():
+            if place not in done:
+                yield Outcome(
+                    name=target.name, source=target.source.url, destination=place, url=store.url, error=error
+                )
+
+
+def _replicate(
     target: Target, options: Options, stop: Stop, *, relay: bool, config: Config
 ) -> Iterator[Outcome]:
-    """Replicate a target to all its destinations, directly or from one to the next."""
     if options.require_signature is None and target.require_signature is not None:
         from dataclasses import replace
 

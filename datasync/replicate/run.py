@@ -179,7 +179,7 @@ def replicate(
             raise UsageError(f"{name}: {place} is the source itself", mend="name another destination")
     pending = dict(to)
     if not options.as_tree:
-        for place, receipt in unchanged(source, to).items():
+        for place, receipt in unchanged(source, to, retry_seconds=options.retry_seconds).items():
             _already(outcomes[place], receipt)
             pending.pop(place)
     if pending:
@@ -189,10 +189,12 @@ def replicate(
     return list(outcomes.values())
 
 
-def unchanged(source: Store, to: Mapping[str, Store]) -> dict[str, Receipt]:
+def unchanged(
+    source: Store, to: Mapping[str, Store], *, retry_seconds: float = RETRY_SECONDS
+) -> dict[str, Receipt]:
     """Destinations whose newest receipt proves what the source's index still is. Two small objects each."""
     try:
-        info = retrying(lambda: source.stat(INDEX))
+        info = retrying(lambda: source.stat(INDEX), seconds=retry_seconds)
     except NotFoundError:
         return {}
     tag = tag_of(source, info)

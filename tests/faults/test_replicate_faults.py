@@ -27,7 +27,7 @@ SHORT = Options(quiet=True, retry_seconds=6)
 
 @pytest.fixture(autouse=True)
 def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http1, "STALL_SECONDS", 0.5)
+    monkeypatch.setattr(http1, "STALL_SECONDS", 1.5)
     monkeypatch.setattr(transfer, "LARGE_BYTES", 6 << 20)
 
 
@@ -54,8 +54,8 @@ def run_and_rerun(
         shards |= make_shards(1, size=17 << 20, seed=("large", seed))
         publish_dataset(good_a, shards)
     with (
-        FaultProxy(s3_a, seed=seed, rate=rate, kinds=kinds, stall_seconds=2) as pa,
-        FaultProxy(s3_b, seed=seed + 1, rate=rate, kinds=kinds, stall_seconds=2) as pb,
+        FaultProxy(s3_a, seed=seed, rate=rate, kinds=kinds, stall_seconds=3) as pa,
+        FaultProxy(s3_b, seed=seed + 1, rate=rate, kinds=kinds, stall_seconds=3) as pb,
     ):
         bad_a, bad_b = open_store(url_a, **pa.options), open_store(url_b, **pb.options)
         outcome = None
@@ -66,7 +66,8 @@ def run_and_rerun(
     assert again.state in ("published", "already"), again.error
     assert data_of(good_b) == data_of(good_a)
     assert receipts.read(good_b).whole
-    assert list(good_b.uploads()) == []
+    # A probe of the server that was cut off may leave an upload; a later run sweeps it when it is old.
+    assert [upload.key for upload in good_b.uploads() if not upload.key.startswith("_datasync/probe-")] == []
     return {outcome.state if outcome is not None else "refused", again.state}
 
 

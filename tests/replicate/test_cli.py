@@ -197,3 +197,12 @@ def test_two_servers_by_their_configuration(tmp_path, s3_a, s3_b):
     )
     assert "secret key" in wrong.stderr
     assert "Traceback" not in wrong.stderr
+
+
+def test_one_that_cannot_be_found_does_not_keep_the_others(work):
+    with open(work / "datasync.toml", "a") as file:
+        file.write('[datasets.gone]\nhome = "cluster-c"\n')
+    done = datasync("replicate", "--to", "cluster-b", cwd=work, check=1)
+    assert "gone" in done.stderr
+    assert "6 copied" in done.stdout
+    assert receipts.read(LocalStore(work / "b" / "emoji")).whole
