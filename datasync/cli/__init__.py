@@ -39,6 +39,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "gc": ("datasync.cli.gc:gc", "Remove old versions that nothing needs."),
     "schedule": ("datasync.cli.schedule:app", "Run replications by cron, systemd or Kubernetes."),
     "sign": ("datasync.cli.sign:sign", "Sign a dataset's index."),
+    "view": ("datasync.cli.view:view", "Show clusters and datasets in a browser."),
     "sample": ("datasync.cli.sample:sample", "Print the samples of one batch of a run."),
     "train": ("datasync.cli.train:train", "Train a multimodal decoder from a stream."),
     "generate": ("datasync.cli.generate:generate", "Generate text or captions from a checkpoint."),

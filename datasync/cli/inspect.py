@@ -44,7 +44,7 @@ def inspect(
     store = _store(load_config(), place)
     found = describe(store, samples=samples, everything=everything, unsafe=allow_unsafe_types)
     if html is not None:
-        from datasync.cli.inspect_html import page
+        from datasync.web.dataset_page import page
 
         html.write_text(page(found), encoding="utf-8")
     if as_json:

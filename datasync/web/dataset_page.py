@@ -16,7 +16,7 @@ from shards.progress import format_bytes, format_count
 
 _THUMBNAIL = 160
 
-_STYLE = """
+STYLE = """
 :root { color-scheme: light dark }
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 68rem; padding: 0 1rem }
 h1 { font-size: 1.4rem } h2 { font-size: 1.1rem; margin-top: 2rem }
@@ -47,7 +47,7 @@ def page(description: Description) -> str:
     parts = [
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
         "<meta name='viewport' content='width=device-width'>",
-        f"<title>{escape(description.url)}</title><style>{_STYLE}</style></head><body>",
+        f"<title>{escape(description.url)}</title><style>{STYLE}</style></head><body>",
         f"<h1>{escape(description.url)}</h1><table>",
         *(f"<tr><th>{escape(name)}</th><td>{escape(str(value))}</td></tr>" for name, value in facts),
         "</table><h2>Columns</h2>",

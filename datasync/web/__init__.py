@@ -1,0 +1,1 @@
+"""Pages about clusters and datasets, for a browser."""
