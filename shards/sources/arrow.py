@@ -74,7 +74,7 @@ class Arrow(Source):
             nulls: set[str] = set()
             for number in range(len(files)):
                 try:
-                    with _opened(files.slice(range(number, number + 1))) as reader:
+                    with _opened(files.slice(range(number, number + 1)), mapped=True) as reader:
                         schemas.append(reader.schema)
                         for batch in _each(reader, 0, 1 if files.remote else None):
                             nulls.update(n for n in batch.schema.names if batch.column(n).null_count)
@@ -142,11 +142,12 @@ class HuggingFace(Arrow):
 
 
 @contextmanager
-def _opened(file: FileList) -> Iterator[Any]:
-    """A reader of the one file: mapped where it is local."""
+def _opened(file: FileList, *, mapped: bool = False) -> Iterator[Any]:
+    """A reader of the one file; mapped where only the heads of its batches are wanted and it is local."""
     import pyarrow as pa
 
-    source = file.open(0) if file.remote else pa.memory_map(file.path(0))
+    local = pa.memory_map if mapped else pa.OSFile
+    source = file.open(0) if file.remote else local(file.path(0))
     with source:
         is_file = bytes(source.read(len(_MAGIC))) == _MAGIC
         source.seek(0)

@@ -113,7 +113,7 @@ class Parquet(Source):
     def _row_groups(self, files: FileList, number: int, row_groups: list[int]) -> Iterator[Item]:
         import pyarrow.parquet as pq
 
-        with files.open(number) as file:
+        with _opened(files, number) as file:
             parquet = pq.ParquetFile(file, pre_buffer=files.remote)
             columns = self.options.columns
             if columns is not None:
@@ -137,6 +137,13 @@ def _task(files: FileList, parts: list[tuple[int, list[int] | str]], size: int) 
     first, last = parts[0][0], parts[-1][0]
     own = files.slice(range(first, last + 1))
     return Task(payload=(own, [(number - first, what) for number, what in parts]), bytes=size)
+
+
+def _opened(files: FileList, number: int) -> Any:
+    """A file for Arrow to read by itself where it is local; not mapped: a file cut short would end the process."""
+    import pyarrow as pa
+
+    return files.open(number) if files.remote else pa.OSFile(files.path(number))
 
 
 def _footer(files: FileList, number: int) -> pq.FileMetaData | str:
