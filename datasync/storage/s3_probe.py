@@ -43,11 +43,16 @@ class Traits:
     """What an endpoint can do, in more detail than `Abilities`.
 
     Args:
-        if_absent (bool): ``If-None-Match: *`` on PUT has exactly one winner. if_match (bool): ``If-Match`` on
-        PUT. conditional_complete (bool): The same on CompleteMultipartUpload. crc32c (bool): A wrong CRC-32C
-        is refused. multipart (bool): Multipart uploads. multipart_crc (str): How parts' CRCs become the
-        object's: ``FULL_OBJECT``, ``COMPOSITE``, or not at all. server_copy (bool): CopyObject. batch_delete
-        (bool): DeleteObjects. ranges (bool): Range on GET.
+        if_absent (bool): ``If-None-Match: *`` on PUT has exactly one winner.
+        if_match (bool): ``If-Match`` on PUT.
+        conditional_complete (bool): The same on CompleteMultipartUpload.
+        crc32c (bool): A wrong CRC-32C is refused.
+        multipart (bool): Multipart uploads.
+        multipart_crc (str): How parts' CRCs become the object's: ``FULL_OBJECT``, ``COMPOSITE``, or not at
+            all.
+        server_copy (bool): CopyObject.
+        batch_delete (bool): DeleteObjects.
+        ranges (bool): Range on GET.
     """
 
     if_absent: bool

@@ -48,37 +48,46 @@ class StreamingDataset(Array, IterableDataset[dict[str, Any]]):
     Give `streams`, or `remote` and/or `local`, or `dataset`.
 
     Args:
-        streams (Sequence[Stream] | None): What to mix. remote (str | Sequence[str] | None): Where the
-        dataset is; ours: several replicas, the preferred first. local (str | None): The cache folder; the
-        dataset itself without `remote`. split (str | None): The split's folder below both. download_retry
-        (int): Tries after the first. download_timeout (float): Seconds without progress after which a
-        download is given up. validate_hash (str | None): Which of the index's digests is verified. Ours: by
-        default the cheapest one. keep_zip (bool): Keep compressed files in the cache. epoch_size (int | str
-        | None): Samples of an epoch, such as ``"64M"``. predownload (int | None): Samples a worker fetches
-        ahead. Default: until each lane's next block of shards. cache_limit (int | str | None): Most bytes
-        of the cache, such as ``"10gb"``. sampling_method (str): ``balanced`` or ``fixed``: which part of a
-        stream an epoch uses. sampling_granularity (int): Samples taken from a shard at a time in a partial
-        use. partition_algo (str): ``relaxed`` or ``orig``; matters with MosaicML's algorithms only.
+        streams (Sequence[Stream] | None): What to mix.
+        remote (str | Sequence[str] | None): Where the dataset is; ours: several replicas, the preferred
+            first.
+        local (str | None): The cache folder; the dataset itself without `remote`.
+        split (str | None): The split's folder below both.
+        download_retry (int): Tries after the first.
+        download_timeout (float): Seconds without progress after which a download is given up.
+        validate_hash (str | None): Which of the index's digests is verified. Ours: by default the cheapest
+            one.
+        keep_zip (bool): Keep compressed files in the cache.
+        epoch_size (int | str | None): Samples of an epoch, such as ``"64M"``.
+        predownload (int | None): Samples a worker fetches ahead. Default: until each lane's next block of
+            shards.
+        cache_limit (int | str | None): Most bytes of the cache, such as ``"10gb"``.
+        sampling_method (str): ``balanced`` or ``fixed``: which part of a stream an epoch uses.
+        sampling_granularity (int): Samples taken from a shard at a time in a partial use.
+        partition_algo (str): ``relaxed`` or ``orig``; matters with MosaicML's algorithms only.
         num_canonical_nodes (int | None): Lanes of the order. Default: the largest divisor of the global
-        batch
-            size not above 64; 1 without shuffling.
-        batch_size (int | None): Samples of a rank's batch, as for the DataLoader. shuffle (bool): Whether
-        to permute. shuffle_algo (str): ``lanes``, ours, or MosaicML's ``py1e``, ``py1br``, ``py1s``,
-        ``py2s``, ``naive`` for
-            exactly its order (needs the extra ``mosaicml``).
-        shuffle_seed (int): Names the order. shuffle_block_size (int | None): Samples of a lane that are
-        permuted together. Default: by shards held. batching_method (str): ``random``, ``stratified``,
-        ``per_stream`` or ``device_per_stream``. allow_unsafe_types (bool): Read columns whose decoding may
-        run code. replication (int | None): How many consecutive ranks get the same samples. stream_name
-        (str): Which registered class of streams to make from the arguments. stream_config (dict[str, Any] |
-        None): More arguments for it. dataset (str | None): Ours: the name of a dataset at the configured
-        clusters. clusters (Sequence[str] | None): Ours: which of them to read from, the preferred first.
-        config (str | None): Ours: the configuration file. global_batch_size (int | None): Ours: samples of
-        all ranks' batches, instead of `batch_size`. uneven (bool): Ours: allow ranks that do not divide the
-        global batch; some get a sample more. tail (str): Ours: the samples that do not fill a global batch:
-        ``pad``, ``drop``, ``uneven``, ``mask``. curriculum (Sequence | None): Ours: ``(sample, weights)``
-        pairs: from which sample of the epoch on which
-            weights of the streams hold.
+            batch size not above 64; 1 without shuffling.
+        batch_size (int | None): Samples of a rank's batch, as for the DataLoader.
+        shuffle (bool): Whether to permute.
+        shuffle_algo (str): ``lanes``, ours, or MosaicML's ``py1e``, ``py1br``, ``py1s``, ``py2s``,
+            ``naive`` for exactly its order (needs the extra ``mosaicml``).
+        shuffle_seed (int): Names the order.
+        shuffle_block_size (int | None): Samples of a lane that are permuted together. Default: by shards
+            held.
+        batching_method (str): ``random``, ``stratified``, ``per_stream`` or ``device_per_stream``.
+        allow_unsafe_types (bool): Read columns whose decoding may run code.
+        replication (int | None): How many consecutive ranks get the same samples.
+        stream_name (str): Which registered class of streams to make from the arguments.
+        stream_config (dict[str, Any] | None): More arguments for it.
+        dataset (str | None): Ours: the name of a dataset at the configured clusters.
+        clusters (Sequence[str] | None): Ours: which of them to read from, the preferred first.
+        config (str | None): Ours: the configuration file.
+        global_batch_size (int | None): Ours: samples of all ranks' batches, instead of `batch_size`.
+        uneven (bool): Ours: allow ranks that do not divide the global batch; some get a sample more.
+        tail (str): Ours: the samples that do not fill a global batch: ``pad``, ``drop``, ``uneven``,
+            ``mask``.
+        curriculum (Sequence | None): Ours: ``(sample, weights)`` pairs: from which sample of the epoch on
+            which weights of the streams hold.
         sample_ids (bool): Ours: add a column ``sample_id``, the sample's number in the dataset (`where`).
     """
 

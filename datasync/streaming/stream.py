@@ -33,19 +33,20 @@ class Stream:
 
     Args:
         remote (str | Sequence[str] | None): URL or path of the dataset, or several replicas of it, the
-        preferred
-            one first; also ``cluster:name``. Default: ``None``, it is in `local`.
+            preferred one first; also ``cluster:name``. Default: ``None``, it is in `local`.
         local (str | None): The cache folder. Default: ``None``, one below the user's cache folder
             (``$DATASYNC_CACHE``, else ``~/.cache/datasync``).
-        split (str | None): The folder of the split below `remote` and `local`. proportion (float | None):
-        Share of the epoch that comes from this stream. repeat (float | None): How often its samples are
-        used in an epoch. choose (int | None): How many samples of it an epoch uses. download_retry (int |
-        None): Tries after the first. download_timeout (float | None): Seconds without progress after which
-        a download is given up. validate_hash (str | None): Which of the index's digests is verified.
-        keep_zip (bool | None): Keep compressed files in the cache. dataset (str | None): Name of a dataset
-        of the configuration's clusters. clusters (Sequence[str] | None): Which clusters to read it from,
-        the preferred one first. Default: every
-            one that has it.
+        split (str | None): The folder of the split below `remote` and `local`.
+        proportion (float | None): Share of the epoch that comes from this stream.
+        repeat (float | None): How often its samples are used in an epoch.
+        choose (int | None): How many samples of it an epoch uses.
+        download_retry (int | None): Tries after the first.
+        download_timeout (float | None): Seconds without progress after which a download is given up.
+        validate_hash (str | None): Which of the index's digests is verified.
+        keep_zip (bool | None): Keep compressed files in the cache.
+        dataset (str | None): Name of a dataset of the configuration's clusters.
+        clusters (Sequence[str] | None): Which clusters to read it from, the preferred one first. Default:
+            every one that has it.
         config (str | None): The configuration file. Default: found in the usual places.
 
     Raises:
@@ -198,9 +199,11 @@ def apply_weights(streams: Sequence[Stream], sizes: Ints, epoch_size: int | None
     """Work out what each stream gives to an epoch, and note it in the streams.
 
     Args:
-        streams (Sequence[Stream]): All streams of a dataset. sizes (Ints): Samples of each. epoch_size (int
-        | None): Samples of an epoch, where the streams are weighted by proportion or not at all. seed
-        (int): Decides which streams get the samples that rounding leaves over.
+        streams (Sequence[Stream]): All streams of a dataset.
+        sizes (Ints): Samples of each.
+        epoch_size (int | None): Samples of an epoch, where the streams are weighted by proportion or not at
+            all.
+        seed (int): Decides which streams get the samples that rounding leaves over.
 
     Returns:
         int: Samples of an epoch.
