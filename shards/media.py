@@ -100,10 +100,11 @@ def check(data: bytes, kind: str, *, level: str = WHOLE) -> None:
         if found in ("image/jpeg", "image/png"):
             _check_known_pixels(data)
         return
-    structure = _STRUCTURE.get(found)
-    if structure is not None:
-        structure(data)
-    if kind == "image":
+    if found == "image/jpeg":
+        check_pixels(*_whole_jpeg(data))
+    elif found in _STRUCTURE:
+        _STRUCTURE[found](data)
+    if kind == "image" and found != "image/jpeg":
         check_pixels(*image_size(data))
     if level == FULL:
         _DECODE[kind](data)
@@ -185,11 +186,12 @@ def _jpeg_segments(data: bytes) -> tuple[int, tuple[int, int]]:
     raise MediaError("the JPEG is truncated before its first scan")
 
 
-def _whole_jpeg(data: bytes) -> None:
-    """The end marker must come behind the first scan; a thumbnail before it has one of its own."""
-    scan, _ = _jpeg_segments(data)
+def _whole_jpeg(data: bytes) -> tuple[int, int]:
+    """Width and height. The end marker must come behind the first scan; a thumbnail has one of its own."""
+    scan, size = _jpeg_segments(data)
     if data.find(b"\xff\xd9", scan) < 0:
         raise MediaError("the JPEG is truncated: it has no end marker")
+    return size
 
 
 def _whole_png(data: bytes) -> None:
@@ -268,7 +270,6 @@ def _ebml_number(data: bytes, at: int) -> tuple[int, int]:
 
 
 _STRUCTURE: dict[str, Callable[[bytes], None]] = {
-    "image/jpeg": _whole_jpeg,
     "image/png": _whole_png,
     "image/gif": _whole_gif,
     "image/webp": _whole_riff,

@@ -45,6 +45,7 @@ class Rows:
         options (ConvertOptions): What the user asked for.
         strict (bool): A row with a column that the schema does not know is bad. Default: ``True``.
         known (frozenset[str]): Columns of the source, also those that are left out on purpose.
+        checked (bool): The source has checked its media. Default: ``False``.
         root (str): The corpus, for columns that name files.
         access (Mapping[str, Any]): What fsspec needs to reach it.
     """
@@ -56,6 +57,7 @@ class Rows:
         *,
         strict: bool = True,
         known: frozenset[str] = frozenset(),
+        checked: bool = False,
         root: str = "",
         access: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
@@ -65,7 +67,9 @@ class Rows:
         self._known = known
         self._strict = strict
         self._options = options
-        self._check = options.media_check or media.KIND
+        self._check = (
+            media.NONE if checked and options.transform is None else options.media_check or media.KIND
+        )
         self._transform = load_transform(options.transform)
         self._edit = media_editor(options)
         self._info = [column for column in self._columns if column.media] if options.media_info else []

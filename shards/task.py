@@ -65,7 +65,13 @@ def run_task(job: Job, number: int, task: Task, report: Report | None = None) ->
     options = job.options
     source = load(job.source)(_no_files(), options.source_options())
     rows = Rows(
-        job.schema, options, strict=job.strict, known=job.known, root=job.root, access=job.storage_options
+        job.schema,
+        options,
+        strict=job.strict,
+        known=job.known,
+        checked=source.checks,
+        root=job.root,
+        access=job.storage_options,
     )
     done = _Outputs(job, number, report or (lambda _: None))
     for item in items(source.read(task.payload)):

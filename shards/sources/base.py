@@ -135,6 +135,7 @@ class Source(ABC):
     summary: ClassVar[str]
     extensions: ClassVar[frozenset[str]] = frozenset()
     marked: ClassVar[bool] = False  # whether `claims` goes by more than extensions, and settles it
+    checks: ClassVar[bool] = False  # whether `read` has checked the media that it yields
     textual: ClassVar[bool] = False  # whether all values are text, and numbers are to be found in it
 
     def __init__(self, files: FileList, options: SourceOptions) -> None:

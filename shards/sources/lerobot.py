@@ -43,6 +43,7 @@ class LeRobot(Source):
     name = "lerobot"
     summary = "LeRobot 2.x datasets: Parquet with MP4 (a folder with meta/info.json)"
     marked = True
+    checks = True
 
     def __init__(self, files: FileList, options: SourceOptions) -> None:
         super().__init__(files, options)

@@ -64,6 +64,7 @@ class MediaFolder(Source):
 
     kind: ClassVar[str]
     marked = True
+    checks = True
 
     def __init__(self, files: FileList, options: SourceOptions) -> None:
         super().__init__(files, options)

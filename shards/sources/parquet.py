@@ -140,7 +140,7 @@ def _task(files: FileList, parts: list[tuple[int, list[int] | str]], size: int) 
 
 
 def _opened(files: FileList, number: int) -> Any:
-    """A file for Arrow to read by itself where it is local; not mapped: a file cut short would end the process."""
+    """A file that Arrow reads by itself where it is local; not mapped: one cut short would end us."""
     import pyarrow as pa
 
     return files.open(number) if files.remote else pa.OSFile(files.path(number))
