@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shards.errors import UsageError
-from train.config import Config, StreamConfig
+from train.config import Config, DataConfig, StreamConfig
 from train.distributed import Team
 from train.documents import Batch, Collate, Encoder
 from train.signals import ignore_in_worker
@@ -87,6 +87,7 @@ class Feed:
         self.number = 0
         self.skipped: set[int] = set()
         self.dataset = open_dataset(config, share)
+        check_columns(config.data, [source.index.columns for source in self.dataset.catalog.sources])
         self.loader = StreamingDataLoader(
             self.dataset,
             batch_size=share,
@@ -176,6 +177,32 @@ def open_dataset(config: Config, share: int) -> StreamingDataset:
         for source in sources
     ]
     return StreamingDataset(streams=streams, **options)
+
+
+def check_columns(data: DataConfig, streams: Sequence[Mapping[str, str]]) -> None:
+    """Refuse a column that is not there before anything is computed, rather than train without it.
+
+    Args:
+        data (DataConfig): Names the columns.
+        streams (Sequence[Mapping[str, str]]): Column -> encoding, of each stream.
+
+    Raises:
+        UsageError: A stream has no text, or no stream has an image or audio column that the config names.
+    """
+    for columns in streams:
+        if data.text not in columns and data.tokens not in columns:
+            raise UsageError(
+                f"data.text: the dataset has no column {data.text!r}; it has {', '.join(columns)}",
+                mend="set data.text (or data.tokens) to the column that holds the text",
+            )
+    have = sorted({name for columns in streams for name in columns})
+    for key, named in (("image", data.image), ("audio", data.audio)):
+        usual = DataConfig.__dataclass_fields__[key].default  # not named: samples may be text alone
+        if named != usual and named and named not in have:
+            raise UsageError(
+                f"data.{key}: the dataset has no column {named!r}; it has {', '.join(have)}",
+                mend=f'name the column, or set data.{key} = "" to train without',
+            )
 
 
 def open_fixed(config: Config) -> StreamingDataset:

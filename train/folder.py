@@ -57,7 +57,7 @@ class RunFolder:
             raise BusyError(
                 f"another process trains in {self.path}", mend="wait for it, or name another run.dir"
             ) from None
-        known = self.read("config.json")
+        known = self.read("config.json") if self._has_steps() else None
         if known is not None:
             try:
                 check_same(known, config, accept, self.path)
@@ -66,6 +66,11 @@ class RunFolder:
                 raise
         self.write("config.json", config.to_dict())
         self.attempt = 1 + max((entry["attempt"] for entry in self.lines("attempts.jsonl")), default=0)
+
+    def _has_steps(self) -> bool:
+        """Whether there is anything to continue; a run that failed before its first step binds nobody."""
+        kept = self.path / "checkpoints"
+        return any(self.lines("metrics.jsonl")) or (kept.is_dir() and any(kept.iterdir()))
 
     def close(self) -> None:
         """Let another process have the folder."""

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.distributed import DistError
 
 from shards.errors import DatasyncError
+from shards.progress import format_count
 from train.checkpoint import Checkpoints, weights_digest
 from train.config import Config
 from train.data import Feed, Share, receipts
@@ -256,11 +257,11 @@ class Trainer:
         size = sum(p.numel() for p in self.engine.parameters)
         where = f"continuing after step {place}" if place else "from the beginning"
         log.info(
-            "%s: %s parameters · %s · %s ranks · %s",
+            "%s: %s parameters · %s · %s · %s",
             c.run.dir,
             f"{size:,}",
             self.team.device,
-            self.team.world,
+            format_count(self.team.world, "rank"),
             where,
         )
         return Metrics(self.folder, c.run.steps, every=c.log.every, tensorboard=c.log.tensorboard)

@@ -124,7 +124,7 @@ def _explain(config: Config, sources: dict[str, str], as_json: bool) -> None:
 def _plan(config: Config, ranks: int, as_json: bool) -> None:
     from dataclasses import asdict
 
-    from shards.progress import format_bytes
+    from shards.progress import format_bytes, format_count
     from train.plan import plan
 
     made = plan(config, ranks)
@@ -136,7 +136,7 @@ def _plan(config: Config, ranks: int, as_json: bool) -> None:
     print(
         f"FLOPs in all      {made.flops:.3g}   ({config.run.steps:,} steps, {config.data.batch_size:,} rows)"
     )
-    print(f"memory of a rank  {format_bytes(made.total)}   on {ranks} rank(s)")
+    print(f"memory of a rank  {format_bytes(made.total)}   on {format_count(ranks, 'rank')}")
     for name in ("weights", "gradients", "moments", "activations"):
         print(f"  {name:<15} {format_bytes(getattr(made, name))}")
     print(f"checkpoint        {format_bytes(made.checkpoint)}")

@@ -14,13 +14,18 @@ from PIL import Image
 
 from shards.errors import CorruptError, UsageError
 from train.config import Config, ImageConfig
+from train.data import check_columns
 from train.documents import Collate, Encoder, first_fit, patches, to_rgb
 from train.model.decoder import IGNORE
 
 
-def encoder(*sets: str) -> Encoder:
+def config(*sets: str) -> Config:
     tree = {"run": {"dir": "r", "steps": 1}, "data": {"remote": "x"}}
-    return Encoder(Config.from_tree(tree, ["model.context=48", *sets], where="test")[0])
+    return Config.from_tree(tree, ["model.context=48", *sets], where="test")[0]
+
+
+def encoder(*sets: str) -> Encoder:
+    return Encoder(config(*sets))
 
 
 def png(color: str = "red", size: int = 32, mode: str = "RGB") -> bytes:
@@ -131,6 +136,24 @@ def test_a_broken_image_names_sample_and_column() -> None:
 def test_a_missing_text_column_is_named_with_those_there_are() -> None:
     with pytest.raises(UsageError, match="no column 'caption'; it has image, title"):
         encoder().pieces({"title": "a", "image": png()}, "3")
+
+
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        (["data.text=title"], "data.text: the dataset has no column 'title'; it has caption, picture"),
+        (["data.image=foto"], "data.image: the dataset has no column 'foto'; it has caption, picture"),
+        (["data.audio=sound"], "no column 'sound'"),
+    ],
+)
+def test_a_column_that_the_dataset_lacks_is_refused_before_the_first_step(
+    sets: list[str], message: str
+) -> None:
+    streams = [{"caption": "str", "picture": "png"}, {"caption": "str"}]
+    with pytest.raises(UsageError, match=message):
+        check_columns(config(*sets).data, streams)
+    check_columns(config("data.image=picture").data, streams)
+    check_columns(config().data, streams)  # the usual image column may be absent: text alone
 
 
 def test_media_that_cannot_fit_are_refused_at_once() -> None:

@@ -75,6 +75,7 @@ def test_a_line_cut_short_by_a_kill_is_left_out(tmp_path: Path) -> None:
 
 def test_a_run_continues_only_with_the_config_it_began_with(tmp_path: Path) -> None:
     RunFolder(tmp_path / "a").open(make())
+    RunFolder(tmp_path / "a").append("metrics.jsonl", record(1, 1, 0.0))
     with pytest.raises(UsageError) as caught:
         RunFolder(tmp_path / "a").open(make("optim.lr=1.0", "run.steps=20"))
     assert "optim.lr: 0.003 → 1.0" in str(caught.value)
@@ -82,8 +83,17 @@ def test_a_run_continues_only_with_the_config_it_began_with(tmp_path: Path) -> N
     RunFolder(tmp_path / "a").open(make("optim.lr=1.0"), accept=["optim.lr"])
 
 
+def test_a_run_that_failed_before_its_first_step_may_begin_with_another_config(tmp_path: Path) -> None:
+    RunFolder(tmp_path / "a").open(make("data.text=captoin"))
+    RunFolder(tmp_path / "a").open(make("data.text=caption"))
+    RunFolder(tmp_path / "a").append("metrics.jsonl", record(1, 1, 0.0))
+    with pytest.raises(UsageError, match=r"data\.text: 'caption' → 'title'"):
+        RunFolder(tmp_path / "a").open(make("data.text=title"))
+
+
 def test_what_does_not_change_the_computation_may_change(tmp_path: Path) -> None:
     RunFolder(tmp_path / "a").open(make())
+    RunFolder(tmp_path / "a").append("metrics.jsonl", record(1, 1, 0.0))
     RunFolder(tmp_path / "a").open(
         make("checkpoint.every=7", "data.workers=2", "log.every=5", "run.timeout_s=9")
     )
