@@ -19,7 +19,7 @@ from shards.errors import FormatError, UsageError
 from shards.infer import Inference, arrow_columns
 from shards.options import ConvertOptions
 from shards.rows import Rows
-from shards.schema import MEDIA_ENCODINGS, Column, Schema, make_schema
+from shards.schema import MEDIA_ENCODINGS, Column, Schema, make_schema, no_column
 from shards.sources import Bad, FileList, Item, Row, Source, Table, detect, list_files, load
 
 _SAMPLE_BYTES = 64 << 20
@@ -85,6 +85,10 @@ def find(
     if not len(sizes):
         raise FormatError(f"{', '.join(urls)} has no rows", mend="give a corpus that holds something")
     inferred, sampled = _columns(opened, options, sizes)
+    have = [column.source for column in inferred]
+    for name in options.media if options.transform is None else ():
+        if name not in have:
+            raise no_column(name, have, "media")
     schema = make_schema(
         inferred, given=options.columns, select=options.select, drop=options.drop, rename=options.rename
     )

@@ -86,7 +86,7 @@ def make_schema(
     for option, names in (("columns", given), ("select", select), ("drop", drop), ("rename", rename)):
         for name in names:
             if name not in found:
-                raise _no_column(name, found, option)
+                raise no_column(name, found, option)
     chosen = list(select) or (list(given) if given else [*found])
     chosen += [name for name in given if name not in chosen]
     columns = []
@@ -154,7 +154,9 @@ def parse_names(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _no_column(name: str, found: Mapping[str, Column], option: str) -> UsageError:
+def no_column(name: str, found: Iterable[str], option: str) -> UsageError:
+    """The error of an option that names a column that the source does not have."""
+    found = list(found)
     near = difflib.get_close_matches(name, found, 1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return UsageError(

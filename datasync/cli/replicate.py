@@ -114,6 +114,7 @@ def replicate(
 
 def _end(outcomes: list[Outcome], stop: Stop) -> None:
     """Say what failed, and leave with the code of the run."""
+    import signal
     import sys
 
     from datasync.replicate import report
@@ -121,7 +122,7 @@ def _end(outcomes: list[Outcome], stop: Stop) -> None:
     # An error of the source is told once, not for each destination.
     for text in dict.fromkeys(str(outcome.error) for outcome in outcomes if outcome.error is not None):
         print(f"error: {text}", file=sys.stderr)
-    if stop.reason:
+    if stop.reason and stop.exit_code != 128 + signal.SIGINT:  # of that, the entry point tells
         print(f"stopped: {stop.reason}; run the same command again to continue", file=sys.stderr)
     code = report.exit_code(outcomes, stopped=stop.exit_code)
     if stop.reason and code == 0:

@@ -405,3 +405,11 @@ def test_planning_a_large_corpus_reads_names_only(tmp_path: Path) -> None:
     found = find(tmp_path / "in", ConvertOptions(size_limit=2048))
     assert found.tasks > 5
     assert found.schema.encodings == {"file_name": "str", "image": "png", "label": "str"}
+
+
+def test_a_media_column_that_the_source_lacks_is_named_and_nothing_is_written(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"image": "0.png", "n": 0}\n')
+    with pytest.raises(UsageError, match="--media: the source has no column 'img'") as caught:
+        convert(tmp_path / "a.jsonl", tmp_path / "out", media={"img": "path"})
+    assert "'image', 'n'" in caught.value.mend
+    assert not (tmp_path / "out").exists()
