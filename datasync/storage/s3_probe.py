@@ -135,9 +135,12 @@ def probe(api: S3Api, prefix: str) -> Traits:
     """Ask the endpoint by trying; what was written is removed again."""
     asking = _Probe(api, join(prefix, f"_datasync/probe-{uuid.uuid4().hex}"))
     try:
-        return asking.run()
-    finally:
-        asking.clean()
+        found = asking.run()
+    except BaseException:
+        asking.clean(logging.INFO)  # why is told by the error itself; mostly nothing was written
+        raise
+    asking.clean(logging.WARNING)
+    return found
 
 
 class _Probe:
@@ -164,12 +167,12 @@ class _Probe:
             ranges=self._ranges(),
         )
 
-    def clean(self) -> None:
+    def clean(self, level: int) -> None:
         for name in self._used:
             try:
                 self._api.call("DELETE", self._key(name))
             except DatasyncError as error:
-                _log.warning("%s was left behind: %s", self._api.what(self._key(name)), error.message)
+                _log.log(level, "%s was left behind: %s", self._api.what(self._key(name)), error.message)
 
     def _key(self, name: str) -> str:
         return f"{self._folder}/{name}"
