@@ -12,12 +12,12 @@ help:  ## show this
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.demo: $(BIN)/python pyproject.toml
-	$(BIN)/python -m pip install --quiet --editable '.[train]'
+$(VENV)/.demo: $(BIN)/python pyproject.toml tests/constraints.txt
+	$(BIN)/python -m pip install --quiet --constraint tests/constraints.txt --editable '.[train]'
 	@touch $@
 
-$(VENV)/.dev: $(BIN)/python pyproject.toml
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+$(VENV)/.dev: $(BIN)/python pyproject.toml tests/constraints.txt
+	$(BIN)/python -m pip install --quiet --constraint tests/constraints.txt --editable '.[dev]'
 	@touch $@ $(VENV)/.demo
 
 demo: $(VENV)/.demo  ## the whole path on a generated corpus: shard, replicate, train, kill, resume
