@@ -1,11 +1,22 @@
-"""A small captioned dataset in several shards, made once."""
+"""A small captioned dataset in several shards, made once; ranks end with the test that started them."""
 
 from __future__ import annotations
 
 import json
+import multiprocessing
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+
+@pytest.fixture(autouse=True)
+def no_rank_outlives_its_test() -> Iterator[None]:
+    before = set(multiprocessing.active_children())
+    yield
+    for process in set(multiprocessing.active_children()) - before:
+        process.kill()
+        process.join()
 
 
 @pytest.fixture(scope="session")
