@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -127,6 +128,18 @@ class ConvertOptions:
         if self.task is not None and self.shuffle_seed is not None:
             raise UsageError(
                 "--task and --shuffle-seed exclude each other", mend="shuffle on one machine, or with Ray"
+            )
+        if self.encoding is not None:
+            try:
+                codecs.lookup(self.encoding)
+            except LookupError as error:
+                raise UsageError(
+                    f"--encoding: there is no character set {self.encoding!r}",
+                    mend="write utf-8, latin-1, cp1252, …",
+                ) from error
+        if self.delimiter is not None and (len(self.delimiter) != 1 or self.delimiter in '"\r\n'):
+            raise UsageError(
+                f"--delimiter is {self.delimiter!r}", mend="give one character; a tab is $'\\t' in a shell"
             )
         if self.append and self.overwrite:
             raise UsageError("--append and --overwrite exclude each other", mend="choose one")

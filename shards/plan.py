@@ -24,7 +24,7 @@ from shards.sink import Sink
 from shards.sources import FileList
 
 # Raise it when the same input and options would no longer give the bytes that they gave before.
-GENERATION = 1
+GENERATION = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

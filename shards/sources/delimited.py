@@ -2,10 +2,10 @@
 
 The separator is what the header holds most of, out of comma, semicolon, tab and bar. A column of whole
 numbers becomes `int`, of numbers `float64`, anything else stays text; an empty field is a null in a column of
-numbers.
+numbers. Text is UTF-8, or what its byte order mark or `--encoding` says.
 
-What is refused: a record with more or fewer fields than the header; the rest of a file behind a quote that
-never closes; a file that is not in the character set that it should be.
+What is refused: a record with more or fewer fields than the header, or with bytes that are no text; the rest
+of a file behind a quote that never closes; a file whose header is not in the character set that it should be.
 """
 
 from __future__ import annotations
@@ -13,58 +13,123 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from shards.sources.base import Bad, Item, Row, Source, Task, content_error, group, reason
+from shards.sources.base import Bad, Item, Row, Source, SourceOptions, Task, content_error, reason
 from shards.sources.files import FileList
-from shards.sources.streams import open_stream
+from shards.sources.ranges import Edge, Part, open_part, part_tasks, record_edges
+from shards.sources.streams import extends_ascii, marked_encoding, open_stream, peek
 
 _SEPARATORS = ",;\t|"
 _HEAD = 1 << 16
+_ERRORS = "surrogateescape"  # so that a record that is no text is refused alone
 
 
 class Delimited(Source):
-    """CSV and TSV files. A payload is a list of files; a file is never cut: it may be inside quotes there."""
+    """CSV and TSV files. A payload is a `Part`: a large local file is cut between its records."""
 
     name = "csv"
     summary = "CSV and TSV (.csv .tsv .tab), also gz, bz2, zst, xz"
     extensions = frozenset({".csv", ".tsv", ".tab"})
     textual = True
 
-    def tasks(self) -> Iterator[Task]:
-        files = self.mine()
-        for numbers, size in group(files, self.options.target_bytes):
-            yield Task(payload=files.slice(numbers), bytes=size)
+    def __init__(self, files: FileList, options: SourceOptions) -> None:
+        super().__init__(files, options)
+        self._edges: dict[str, list[Edge]] = {}
 
-    def read(self, payload: FileList) -> Iterator[Item]:
+    def tasks(self) -> Iterator[Task]:
+        yield from part_tasks(self.mine(), self.options.target_bytes, self._find_edges)
+
+    def _find_edges(self, file: FileList) -> list[Edge]:
+        (name,) = file.names
+        if name not in self._edges:
+            with file.open(0) as stream:
+                head = stream.read(_HEAD)
+            encoding = self._encoding(head)
+            line = head.removeprefix(b"\xef\xbb\xbf").decode("latin-1").partition("\n")[0]
+            separator = self.options.delimiter or _separator(line, name)
+            cut = extends_ascii(encoding) and separator.isascii()
+            self._edges[name] = record_edges(file, separator, self.options.target_bytes) if cut else []
+        return self._edges[name]
+
+    def _encoding(self, head: bytes) -> str:
+        return self.options.encoding or marked_encoding(head) or "utf-8"
+
+    def read(self, payload: Part) -> Iterator[Item]:
         csv.field_size_limit(self.options.max_line_bytes)
-        for number, name in enumerate(payload.names):
+        for number, name in enumerate(payload.files.names):
             try:
-                with open_stream(payload, number) as stream:
-                    yield from self._records(stream, name)
+                yield from self._file(payload, number, name)
             except Exception as error:
                 if not content_error(error) and not isinstance(error, csv.Error):
                     raise
                 yield Bad(_why(error), name)
 
-    def _records(self, stream: BinaryIO, name: str) -> Iterator[Item]:
-        text = io.TextIOWrapper(stream, encoding=self.options.encoding or "utf-8-sig", newline="")
-        head = text.readline(_HEAD)
-        separator = self.options.delimiter or _separator(head, name)
-        reader = csv.reader(_again(head, text), delimiter=separator, strict=True)
-        header = next(reader, None)
-        if header is None:
-            return
-        if len(set(header)) != len(header):
-            raise ValueError(f"the header names a column twice: {', '.join(header)}")
+    def _file(self, part: Part, number: int, name: str) -> Iterator[Item]:
+        with open_stream(part.files, number) as stream:
+            text, head = self._text(stream)
+            separator = self.options.delimiter or _separator(head, name)
+            reader = csv.reader(_again(head, text), delimiter=separator, strict=True)
+            header = next(reader, None)
+            if header is None:
+                return
+            bad = _undecoded(header)
+            if bad:
+                raise ValueError(f"not {text.encoding.removesuffix('-sig')}: {bad} (try --encoding)")
+            if len(set(header)) != len(header):
+                raise ValueError(f"the header names a column twice: {', '.join(header)}")
+            encoding = text.encoding
+            if part.begin.offset == 0 and part.end is None:
+                yield from self._records(reader, header, name, separator, encoding, 0)
+                return
+        with open_part(part, number) as stream:
+            if part.begin.offset:
+                encoding = encoding.removesuffix("-sig")
+            text = io.TextIOWrapper(stream, encoding, errors=_ERRORS, newline="")
+            reader = csv.reader(text, delimiter=separator, strict=True)
+            if part.begin.offset == 0:
+                next(reader)
+            yield from self._records(reader, header, name, separator, encoding, part.begin.first)
+
+    def _text(self, stream: BinaryIO) -> tuple[io.TextIOWrapper, str]:
+        """The text of a file, and its first line, which has been read."""
+        encoding = self._encoding(peek(stream))
+        if encoding.lower() in ("utf-8", "utf8"):
+            encoding = "utf-8-sig"
+        text = io.TextIOWrapper(stream, encoding, errors=_ERRORS, newline="")
+        head = text.readline(self.options.max_line_bytes)
+        if len(head) == self.options.max_line_bytes:
+            raise ValueError(f"the header is longer than {self.options.max_line_bytes:,} bytes")
+        return text, head
+
+    def _records(
+        self, reader: Any, header: list[str], name: str, separator: str, encoding: str, first: int
+    ) -> Iterator[Item]:
+        """The records that `reader` has left; `first` lines stand before those that it reads."""
         for fields in reader:
             if not fields:
                 continue
+            at = first + reader.line_num
             if len(fields) != len(header):
-                shown = separator.join(fields)[:4096].encode(errors="replace")
-                yield Bad(f"{len(fields)} fields, the header has {len(header)}", name, reader.line_num, shown)
+                why = f"{len(fields)} fields, the header has {len(header)}"
+            elif bad := _undecoded(fields):
+                why = f"not {encoding.removesuffix('-sig')}: {bad} (try --encoding)"
             else:
-                yield Row(dict(zip(header, fields, strict=True)), name, reader.line_num)
+                yield Row(dict(zip(header, fields, strict=True)), name, at)
+                continue
+            yield Bad(why, name, at, separator.join(fields)[:4096].encode(errors="surrogateescape"))
+
+
+def _undecoded(fields: list[str]) -> str:
+    """What in a record is no text; empty if all of it is."""
+    text = "".join(fields)
+    if text.isascii():
+        return ""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"the byte 0x{ord(text[error.start]) & 0xFF:02x} is no text"
+    return ""
 
 
 def _separator(head: str, name: str) -> str:
@@ -83,7 +148,7 @@ def _again(head: str, rest: Iterator[str]) -> Iterator[str]:
 
 def _why(error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
-        return f"not {error.encoding}: {error.reason} at byte {error.start} (try --encoding)"
+        return f"not {error.encoding}: {error.reason} (try --encoding)"
     if "unexpected end of data" in str(error):
         return "a quote never closes"
     return reason(error)

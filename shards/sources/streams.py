@@ -8,15 +8,17 @@ one file; in bounded memory (invariant 10): a zstd window is at most 128 MiB, a 
 from __future__ import annotations
 
 import bz2
+import codecs
 import gzip
 import io
 import lzma
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple, Protocol, cast
 
 import zstandard
 
+from shards.sources.base import content_error
 from shards.sources.files import FileList
 
 _BLOCK = 1 << 20
@@ -55,8 +57,43 @@ def compression(head: bytes) -> str | None:
 
 def is_compressed(files: FileList, number: int) -> bool:
     """Whether a file is compressed, by its first bytes."""
-    with files.open(number) as file:
-        return compression(file.read(6)) is not None
+    try:
+        with files.open(number) as file:
+            return compression(file.read(6)) is not None
+    except Exception as error:
+        if not content_error(error):
+            raise
+        return False
+
+
+_MARKS = (  # the longer first: UTF-32 begins as UTF-16 does
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+
+
+def marked_encoding(head: bytes) -> str | None:
+    """The character set that a byte order mark at the beginning of text says, or None."""
+    return next((kind for mark, kind in _MARKS if head.startswith(mark)), None)
+
+
+def extends_ascii(encoding: str) -> bool:
+    """Whether the bytes of ASCII mean themselves in a character set wherever they stand."""
+    name = codecs.lookup(encoding).name
+    return name.startswith(("utf-8", "ascii", "iso8859", "cp125", "koi8", "mac-"))
+
+
+def peek(stream: BinaryIO) -> bytes:
+    """The first bytes of a stream that stands at its beginning, and stays there."""
+    look = getattr(stream, "peek", None)
+    if look is not None:
+        return bytes(look(4)[:4])
+    head = stream.read(4)
+    stream.seek(0)
+    return head
 
 
 @contextmanager
@@ -139,7 +176,13 @@ class _ZstdStream(io.RawIOBase):
         return b""
 
 
-def lines(stream: BinaryIO, *, limit: int, offset: int = 0, end: int | None = None) -> Iterator[Line]:
+class Readable(Protocol):
+    """What `lines` needs of a stream."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
+def lines(stream: Readable, *, limit: int, offset: int = 0, end: int | None = None) -> Iterator[Line]:
     """Lines of `stream`, which stands at byte `offset`; each ends at ``\\n``, and a ``\\r`` before it goes.
 
     With `end`, stops before the first line that begins at or after it. A line longer than `limit` is passed

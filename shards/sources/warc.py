@@ -7,18 +7,19 @@
 about the crawl itself (`warcinfo`, `request`, `metadata`, `revisit`) are passed over.
 
 A record that is damaged inside is refused; behind one whose length is wrong nothing can be found any more,
-and the rest of the file is refused.
+and the rest of the file is refused. A large plain local file is cut between its records.
 """
 
 from __future__ import annotations
 
+import io
 import zlib
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from shards.sources.base import Bad, Item, Row, Source, Task, content_error, group, reason
+from shards.sources.base import Bad, Item, Row, Source, SourceOptions, Task, content_error, reason
 from shards.sources.files import FileList
-from shards.sources.streams import open_stream
+from shards.sources.ranges import Edge, Part, open_part, part_tasks
 
 _KEPT = frozenset({"response", "resource", "conversion"})
 _MAX_LINE = 1 << 16
@@ -26,47 +27,80 @@ _MAX_RECORD = 1 << 30
 
 
 class Warc(Source):
-    """WARC files. A payload is a list of them."""
+    """WARC files. A payload is a `Part`."""
 
     name = "warc"
     summary = "WARC and WET crawls (.warc .wet, also .gz)"
     extensions = frozenset({".warc", ".wet"})
 
+    def __init__(self, files: FileList, options: SourceOptions) -> None:
+        super().__init__(files, options)
+        self._edges: dict[str, list[Edge]] = {}
+
     def tasks(self) -> Iterator[Task]:
-        files = self.mine()
-        for numbers, size in group(files, self.options.target_bytes):
-            yield Task(payload=files.slice(numbers), bytes=size)
+        yield from part_tasks(self.mine(), self.options.target_bytes, self._find_edges)
+
+    def _find_edges(self, file: FileList) -> list[Edge]:
+        (name,) = file.names
+        if name not in self._edges:
+            self._edges[name] = _record_edges(file, self.options.target_bytes)
+        return self._edges[name]
 
     def columns(self) -> dict[str, str]:
         texts = ("url", "date", "record_type", "record_id", "content_type")
         return {**dict.fromkeys(texts, "str"), "status": "int32", "content": "bytes"}
 
-    def read(self, payload: FileList) -> Iterator[Item]:
-        for number, name in enumerate(payload.names):
+    def read(self, payload: Part) -> Iterator[Item]:
+        for number, name in enumerate(payload.files.names):
             try:
-                with open_stream(payload, number) as stream:
-                    yield from _records(stream, name)
+                with open_part(payload, number) as stream:
+                    yield from _records(stream, name, payload.begin.first)
             except Exception as error:
                 if not content_error(error):
                     raise
                 yield Bad(reason(error), name)
 
 
-def _records(stream: BinaryIO, name: str) -> Iterator[Item]:
-    number = 0
+def _records(stream: BinaryIO, name: str, number: int) -> Iterator[Item]:
+    """The rows of a stream that stands behind record `number` of its file."""
+    while (found := _next(stream, number + 1)) is not None:
+        number += 1
+        headers, length = found
+        block = _exactly(stream, length)
+        if headers.get("warc-type") in _KEPT:
+            yield _row(headers, block, name, number)
+
+
+def _next(stream: BinaryIO, number: int) -> tuple[dict[str, str], int] | None:
+    """The headers and the length of the next record, which is record `number`; None at the end."""
     while (version := _line(stream)) is not None:
         if not version:
             continue  # the blank lines between records
         if not version.startswith(b"WARC/"):
             raise ValueError(f"no WARC record where one should begin: {version[:40]!r}")
-        number += 1
         headers = _headers(stream)
         length = headers.get("content-length", "")
         if not length.isdecimal() or int(length) > _MAX_RECORD:
             raise ValueError(f"record {number} has the length {length!r}")
-        block = _exactly(stream, int(length))
-        if headers.get("warc-type") in _KEPT:
-            yield _row(headers, block, name, number)
+        return headers, int(length)
+    return None
+
+
+def _record_edges(file: FileList, target_bytes: int) -> list[Edge]:
+    """Where records begin, about every `target_bytes`, as far as the file is sound."""
+    edges: list[Edge] = []
+    number, wanted = 0, target_bytes
+    with file.open(0) as stream:
+        try:
+            while (found := _next(stream, number + 1)) is not None:
+                number += 1
+                end = stream.seek(found[1], io.SEEK_CUR)
+                if wanted <= end < int(file.sizes[0]):
+                    edges.append(Edge(end, number))
+                    wanted = end + target_bytes
+        except (ValueError, EOFError):
+            pass  # the last range holds what is wrong, and its reader says so
+    return edges
 
 
 def _row(headers: dict[str, str], block: bytes, name: str, number: int) -> Item:

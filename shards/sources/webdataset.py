@@ -4,10 +4,10 @@ A member `dir/0001.seg.png` belongs to the sample `dir/0001` and is its column `
 column `__key__`. Values are bytes, but for `txt` and `text` (text), `cls` and `index` (a whole number) and
 `json`.
 
-Nothing is ever written to disk, and what is in a tar is found by reading it to its end. What is refused:
-members of one key that are not neighbours, a column twice in a sample, links, names that leave the archive;
-the rest of a tar behind a header or a member that is damaged. What an operating system left (`._x`,
-`__MACOSX`) is passed over.
+Nothing is ever written to disk. A large plain local tar is cut between its samples. What is refused: members
+of one key that are not neighbours, a column twice in a sample, links, names that leave the archive; the rest
+of a tar behind a header or a member that is damaged. What an operating system left (`._x`, `__MACOSX`) is
+passed over.
 """
 
 from __future__ import annotations
@@ -17,51 +17,57 @@ import tarfile
 from collections.abc import Iterator
 from typing import Any, BinaryIO, cast
 
-from shards.sources.base import Bad, Item, Row, Source, Task, content_error, group, reason
+from shards.sources.base import Bad, Item, Row, Source, SourceOptions, Task, content_error, reason
 from shards.sources.files import FileList, hidden
-from shards.sources.streams import open_stream
+from shards.sources.ranges import Edge, Part, open_part, part_tasks
 
 _MAX_MEMBER = (1 << 32) - 1
 
 
 class WebDataset(Source):
-    """Tar files. A payload is a list of them."""
+    """Tar files. A payload is a `Part`."""
 
     name = "webdataset"
     summary = "WebDataset tars (.tar .tar.gz .tgz .tar.zst)"
     extensions = frozenset({".tar"})
 
-    def tasks(self) -> Iterator[Task]:
-        files = self.mine()
-        for numbers, size in group(files, self.options.target_bytes):
-            yield Task(payload=files.slice(numbers), bytes=size)
+    def __init__(self, files: FileList, options: SourceOptions) -> None:
+        super().__init__(files, options)
+        self._edges: dict[str, list[Edge]] = {}
 
-    def read(self, payload: FileList) -> Iterator[Item]:
-        for number, name in enumerate(payload.names):
+    def tasks(self) -> Iterator[Task]:
+        yield from part_tasks(self.mine(), self.options.target_bytes, self._find_edges)
+
+    def _find_edges(self, file: FileList) -> list[Edge]:
+        (name,) = file.names
+        if name not in self._edges:
+            self._edges[name] = _sample_edges(file, self.options.target_bytes)
+        return self._edges[name]
+
+    def read(self, payload: Part) -> Iterator[Item]:
+        for number, name in enumerate(payload.files.names):
             try:
-                with open_stream(payload, number) as stream:
-                    yield from _samples(stream, name)
+                with open_part(payload, number) as stream:
+                    yield from _samples(stream, name, payload.begin)
             except Exception as error:
                 if not content_error(error) and not isinstance(error, tarfile.TarError):
                     raise
                 yield Bad(reason(error), name)
 
 
-def _samples(stream: BinaryIO, name: str) -> Iterator[Item]:
-    """The samples of one tar."""
-    seen: set[str] = set()
+def _samples(stream: BinaryIO, name: str, begin: Edge) -> Iterator[Item]:
+    """The samples of one tar, or of a range of it."""
+    seen = set(begin.known)
     key, problem = "", ""
     values: dict[str, Any] = {}
-    for member, data in _members(stream):
+    for member, data in _members(stream, begin.offset):
         if isinstance(data, str):
             yield Bad(data, name, member)
             continue
-        folder, slash, base = member.rpartition("/")
-        stem, dot, field = base.partition(".")
-        if not dot or not stem:
+        own, field = _key(member)
+        if not own:
             yield Bad("the member has no key or no extension", name, member)
             continue
-        own = f"{folder}{slash}{stem}"
         if own != key:
             yield from _sample(key, values, problem, name)
             problem = "members of this key stand apart from each other" if own in seen else ""
@@ -74,6 +80,13 @@ def _samples(stream: BinaryIO, name: str) -> Iterator[Item]:
         except ValueError as error:
             problem = f"{field}: {reason(error)}"
     yield from _sample(key, values, problem, name)
+
+
+def _key(member: str) -> tuple[str, str]:
+    """The key of a member and its column; empty where it has none."""
+    folder, slash, base = member.rpartition("/")
+    stem, dot, field = base.partition(".")
+    return (f"{folder}{slash}{stem}", field) if dot and stem else ("", "")
 
 
 def _sample(key: str, values: dict[str, Any], problem: str, name: str) -> Iterator[Item]:
@@ -94,7 +107,7 @@ def _decode(field: str, data: bytes) -> Any:
     return data
 
 
-def _members(stream: BinaryIO) -> Iterator[tuple[str, bytes | str]]:
+def _members(stream: BinaryIO, begins: int) -> Iterator[tuple[str, bytes | str]]:
     """Name and content of every file, or why it is refused; damage is a ValueError."""
     counted = _Counted(stream)
     try:
@@ -105,22 +118,63 @@ def _members(stream: BinaryIO) -> Iterator[tuple[str, bytes | str]]:
         if "empty" in str(error):
             return
         raise
+    archive.begins = begins  # type: ignore[attr-defined]  # for what `_Member` says
     with archive:
         for member in _headers(archive, counted):
-            name = member.name.removeprefix("./")
-            parts = name.split("/")
-            if member.isdir() or any(hidden(part) for part in parts if part != ".."):
-                continue
-            if name.startswith("/") or ".." in parts:
-                yield name, "the name leaves the archive"
-            elif not member.isfile():
-                yield name, "the member is a link or a device"
-            elif member.size > _MAX_MEMBER:
-                yield name, f"the member has {member.size:,} bytes, more than a row may have"
-            else:
+            name, problem = _check(member)
+            if problem:
+                yield name, problem
+            elif name:
                 content = archive.extractfile(member)
                 assert content is not None
                 yield name, content.read()
+
+
+def _check(member: tarfile.TarInfo) -> tuple[str, str]:
+    """The name of a member, empty if it is passed over, and why it is refused, if it is."""
+    name = member.name.removeprefix("./")
+    parts = name.split("/")
+    if member.isdir() or any(hidden(part) for part in parts if part != ".."):
+        return "", ""
+    if name.startswith("/") or ".." in parts:
+        return name, "the name leaves the archive"
+    if not member.isfile():
+        return name, "the member is a link or a device"
+    if member.size > _MAX_MEMBER:
+        return name, f"the member has {member.size:,} bytes, more than a row may have"
+    return name, ""
+
+
+def _sample_edges(file: FileList, target_bytes: int) -> list[Edge]:
+    """Where samples begin, about every `target_bytes`, as far as the archive is sound."""
+    offsets: list[int] = []
+    known: list[set[str]] = []
+    seen: dict[str, int] = {}  # key -> number of the range that it was in last
+    last, wanted = "", target_bytes
+    with file.open(0) as stream:
+        try:
+            archive = tarfile.open(  # noqa: SIM115  closes nothing: the file is ours
+                fileobj=stream, mode="r:", tarinfo=_Member, errors="surrogateescape"
+            )
+            while (member := archive.next()) is not None:
+                archive.members = []  # type: ignore[attr-defined]  # it would hold every header
+                if archive.pax_headers:
+                    return []  # they are for all members behind them
+                name, problem = _check(member)
+                key = _key(name)[0] if not problem else ""
+                if not key or key == last:
+                    continue
+                last = key
+                if member.offset >= wanted:
+                    offsets.append(member.offset)
+                    known.append(set())
+                    wanted = member.offset + target_bytes
+                if seen.get(key, len(offsets)) != len(offsets):
+                    known[-1].add(key)
+                seen[key] = len(offsets)
+        except (tarfile.TarError, ValueError, EOFError):
+            pass  # the last range holds what is wrong, and its reader says so
+    return [Edge(offset, 0, frozenset(keys)) for offset, keys in zip(offsets, known, strict=True)]
 
 
 def _headers(archive: tarfile.TarFile, counted: _Counted) -> Iterator[tarfile.TarInfo]:
@@ -134,21 +188,26 @@ def _headers(archive: tarfile.TarFile, counted: _Counted) -> Iterator[tarfile.Ta
                 return
             raise
         if member is None:
+            left = counted.bytes - archive.offset
+            if 0 < left < tarfile.BLOCKSIZE and counted.last[-left:].strip(b"\0"):
+                raise EOFError("the archive ends inside a header")
             return
         yield member
         last = member
 
 
 class _Counted:
-    """A stream that knows how many bytes were read of it."""
+    """A stream that knows how many bytes were read of it, and the last of them."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
         self.bytes = 0
+        self.last = b""
 
     def read(self, size: int) -> bytes:
         data = self._stream.read(size)
         self.bytes += len(data)
+        self.last = data[-tarfile.BLOCKSIZE :] or self.last
         return data
 
 
@@ -162,4 +221,5 @@ class _Member(tarfile.TarInfo):
         try:
             return super().fromtarfile(tarfile)
         except InvalidHeaderError as error:
-            raise ValueError(f"a damaged header at byte {tarfile.offset:,}") from error
+            at = tarfile.offset + getattr(tarfile, "begins", 0)
+            raise ValueError(f"a damaged header at byte {at:,}") from error
