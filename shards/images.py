@@ -49,6 +49,7 @@ class _File(Encoding):
     """An image as a file of one format."""
 
     passes_bytes = True
+    is_file = True
     format: str
 
     def encode(self, value: Any) -> bytes:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import mmap
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -207,13 +207,18 @@ class Shard:
         return bytes(self._sample(row))
 
     def batch(
-        self, rows: Sequence[int] | Ints, columns: Iterable[str] | None = None
+        self,
+        rows: Sequence[int] | Ints,
+        columns: Iterable[str] | None = None,
+        files: Collection[str] = (),
     ) -> dict[str, list[Any] | np.ndarray[Any, Any]]:
         """Several samples at once: column -> one array where values have a fixed size, else a list.
 
         Args:
             rows (Sequence[int] | np.ndarray): Which samples, in any order, repeats allowed.
             columns (Iterable[str] | None): Which columns. Default: all.
+            files (Collection[str]): Columns whose values are given as they are stored, as views of the shard,
+                if they are media files (`bytes`, `jpeg`, `png`); for who decodes them itself. Default: none.
         """
         data = self._open()
         which = np.asarray(rows, np.int64)
@@ -239,6 +244,9 @@ class Shard:
                 out[column.name] = self._fixed(column, gather(data, starts, column.size), which)
                 continue
             spans = zip(which.tolist(), starts.tolist(), stops.tolist(), strict=True)
+            if column.name in files and column.coder().is_file:
+                out[column.name] = [self._view[a:b] for _, a, b in spans]
+                continue
             out[column.name] = [self._decode(column, self._view[a:b], row) for row, a, b in spans]
         return out
 

@@ -31,11 +31,13 @@ class Encoding:
         size: Bytes of every encoded value where they are all the same, else None.
         safe: False where decoding bytes of an attacker could run code.
         passes_bytes: True where a value that is bytes is stored as it is, whatever it holds.
+        is_file: True where what is stored may be a media file as it is.
     """
 
     size: int | None = None
     safe: bool = True
     passes_bytes: bool = False
+    is_file: bool = False
 
     @classmethod
     def parse(cls, arguments: str) -> Encoding:
@@ -59,6 +61,7 @@ class Bytes(Encoding):
     """Bytes as they are."""
 
     passes_bytes = True
+    is_file = True
 
     def encode(self, value: Any) -> bytes:
         return _bytes(value)

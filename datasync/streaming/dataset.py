@@ -331,13 +331,13 @@ class StreamingDataset(Array, IterableDataset[dict[str, Any]]):
         """This worker's samples of the next epoch, from a loaded position on; batch after batch."""
         return self.samples()
 
-    def samples(self, *, batches: bool = False, packs: bool = False) -> Samples:
+    def samples(self, *, batches: bool = False, packs: bool = False, files: Collection[str] = ()) -> Samples:
         """Begin the next epoch, or join the one that this DataLoader's other workers have begun.
 
-        See `Samples` for what `batches` and `packs` give.
+        See `Samples` for what the arguments mean.
         """
         epoch, offset = self._position.begin(generation_of(self))
-        return Samples(self, epoch, offset, batches=batches, packs=packs)
+        return Samples(self, epoch, offset, batches=batches, packs=packs, files=files)
 
     def plan(self, epoch: int, offset: int) -> Plan:
         """The batches of this worker in an epoch that is entered at sample `offset`."""

@@ -2,51 +2,59 @@
 
     decoder = Decoder({"photo": Image(), "sound": Audio(span=(0.0, 2.0))}, threads=2, transform=crop)
     samples = decoder(samples)                                   a list of samples, in their order
-    loader = StreamingDataLoader(dataset, collate_fn=decoder)    with `collate` for what makes a batch
+    decoder = Decoder({"photo": "tensor"}, stack=True)           a batch: one tensor a column
+    loader = StreamingDataLoader(dataset, collate_fn=decoder)
 
 A value is the bytes of a file, or the image that Pillow has opened and not yet decoded, as the `jpeg` and
-`png` columns give it. All the work is in libjpeg-turbo, libpng, libsndfile and FFmpeg, which run without the
-GIL, so threads scale; the calling thread takes part. A decoder pickles and survives `fork`: threads belong to
-a process.
+`png` columns give it; from a `StreamingDataLoader` it is a view of the shard, so nothing is copied before it
+is decoded. All the work is in libjpeg-turbo, libpng, libsndfile and FFmpeg, which run without the GIL, so
+threads scale. A loader without workers decodes the next batches while the loop works on one (`batches`). A
+decoder pickles and survives `fork`: threads belong to a process.
 
     Image   pil        an image of Pillow, loaded, in `mode`
             numpy      uint8 (height, width, channels), or (height, width) in mode L
-            tensor     uint8 (channels, height, width); JPEG by torchvision where it is installed
+            tensor     uint8 (channels, height, width), channels last in memory
     Audio, Video       a `Clip` of `datasync.streaming.clips`
 
-Sizes are checked before anything is decoded (invariant 10). What cannot be decoded is a `FormatError` that
-names the column and the place in the batch.
+With `stack`, images of one size are decoded straight into the memory of their batch. What cannot be decoded
+is a `FormatError` that names the column and the place in the batch.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import io
 import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
 from datasync.errors import FormatError, UsageError
 from datasync.streaming.clips import Clip, decode_audio, decode_video
+from datasync.streaming.images import (
+    MODES,
+    Buffers,
+    Pixels,
+    as_tensor,
+    decode_image,
+    decode_pixels,
+    file_bytes,
+    pixels_shape,
+)
 from datasync.streaming.stats import Stats
-from shards.media import MediaError, check_pixels, image_size
+from shards.media import MediaError
 
-if TYPE_CHECKING:
-    import PIL.Image
+__all__ = ["Audio", "Decoder", "Image", "Video", "decode_image", "pin"]
 
 Sample = dict[str, Any]
 Span = tuple[float, float | None]
 
-_MODES = ("L", "RGB", "RGBA")
 _AS = ("pil", "numpy", "tensor")
+_AHEAD = 2  # batches that are decoded while another one is used
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +72,8 @@ class Image:
     def __post_init__(self) -> None:
         if self.to not in _AS:
             raise UsageError(f"an image cannot be decoded to {self.to!r}", mend=f"one of: {', '.join(_AS)}")
-        if self.mode not in _MODES:
-            raise UsageError(f"no image mode {self.mode!r} here", mend=f"one of: {', '.join(_MODES)}")
+        if self.mode not in MODES:
+            raise UsageError(f"no image mode {self.mode!r} here", mend=f"one of: {', '.join(MODES)}")
 
     def decode(self, value: Any, sample: Sample) -> Any:
         """The image of one sample."""
@@ -91,7 +99,7 @@ class Audio:
     def decode(self, value: Any, sample: Sample) -> Clip:
         """The clip of one sample: float32 (channels, frames)."""
         start, stop = self.span(sample) if callable(self.span) else self.span
-        return _converted(decode_audio(_file_bytes(value), start=start, stop=stop), self.to)
+        return _converted(decode_audio(file_bytes(value), start=start, stop=stop), self.to)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +124,7 @@ class Video:
     def decode(self, value: Any, sample: Sample) -> Clip:
         """The clip of one sample: uint8 (frames, height, width, 3); a tensor has its channels second."""
         start, stop = self.span(sample) if callable(self.span) else self.span
-        clip = decode_video(_file_bytes(value), start=start, stop=stop, every=self.every)
+        clip = decode_video(file_bytes(value), start=start, stop=stop, every=self.every)
         return _converted(clip, self.to, video=True)
 
 
@@ -128,13 +136,15 @@ class Decoder:
 
     Args:
         columns (Mapping[str, Image | Audio | Video | str]): Column -> how; a word is `Image(to=word)`.
-        threads (int): Threads that decode, with the calling one. Default: ``2``.
+        threads (int): Threads that decode. Default: ``2``.
         transform (Callable | None): Applied to each sample afterwards, on the same threads.
         collate (Callable | None): Makes a batch of the list of samples. Default: it stays a list.
+        stack (bool): Make a batch of columns, as a DataLoader does: tensors, and lists of what cannot be one.
+            Instead of `collate`. Default: ``False``.
         stats (Stats | None): Where decoding is counted, such as the dataset's. Default: nowhere.
 
     Raises:
-        UsageError: A column cannot be decoded that way.
+        UsageError: A column cannot be decoded that way, or `collate` and `stack` are both given.
     """
 
     def __init__(
@@ -144,53 +154,60 @@ class Decoder:
         threads: int = 2,
         transform: Callable[[Sample], Any] | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
+        stack: bool = False,
         stats: Stats | None = None,
     ) -> None:
         if threads < 1:
             raise UsageError(f"{threads} threads cannot decode", mend="give 1 or more")
+        if stack and collate is not None:
+            raise UsageError("a decoder has both `stack` and `collate`", mend="give one of them")
         self.columns = {name: Image(to=how) if isinstance(how, str) else how for name, how in columns.items()}
         self.threads = threads
         self.transform = transform
         self.collate = collate
+        self.stack = stack
         self.stats = stats
+        self._buffers = Buffers()
         self._pool: tuple[int, ThreadPoolExecutor] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_pool": None}
 
     def __call__(self, samples: Sequence[Sample]) -> Any:
-        """Decode the samples of a batch; the given ones are left as they are.
+        """Decode the samples of a batch; the given ones are left as they are. The calling thread takes part.
 
         Raises:
             FormatError: A value cannot be decoded.
         """
-        results: list[Any] = [None] * len(samples)
-        numbers = itertools.count()
-        failed = threading.Event()
+        job = self._job(samples)
+        futures = [self._threads().submit(job.work) for _ in range(min(self.threads, len(samples)) - 1)]
+        job.work()
+        return self._finished(job, futures)
 
-        def work() -> float:
-            started = time.perf_counter()
-            while (i := next(numbers)) < len(samples) and not failed.is_set():
-                try:
-                    results[i] = self._one(samples[i], i)
-                except BaseException:
-                    failed.set()
-                    raise
-            return time.perf_counter() - started
+    def batches(self, batches: Iterable[Sequence[Sample]]) -> Iterator[Any]:
+        """Decode batch after batch, the next ones while the caller has one.
 
-        helpers = min(self.threads, len(samples)) - 1
-        futures = [self._threads().submit(work) for _ in range(helpers)]
+        Raises:
+            FormatError: A value of the batch that is due cannot be decoded.
+        """
+        begun: deque[tuple[_Job, list[Future[None]]]] = deque()
+        ahead = 0  # the first batch comes without waiting for others
         try:
-            seconds = work()
+            for samples in batches:
+                job = self._job(samples)
+                begun.append((job, [self._threads().submit(job.work) for _ in range(self.threads)]))
+                if len(begun) > ahead:
+                    batch = self._finished(*begun[0])
+                    begun.popleft()
+                    yield batch
+                    ahead = min(ahead + 1, _AHEAD)
+            while begun:
+                batch = self._finished(*begun[0])
+                begun.popleft()
+                yield batch
         finally:
-            waited = [future.exception() for future in futures]
-        for error in waited:
-            if error is not None:
-                raise error
-        if self.stats is not None:
-            seconds += sum(future.result() for future in futures)
-            self.stats.add(decoded=len(samples) * len(self.columns), decode_seconds=seconds)
-        return results if self.collate is None else self.collate(results)
+            for job, _ in begun:
+                job.stop()
 
     def close(self) -> None:
         """End the threads; they are started again when needed."""
@@ -198,56 +215,116 @@ class Decoder:
             self._pool[1].shutdown()
         self._pool = None
 
-    def _one(self, sample: Sample, place: int) -> Any:
+    def _job(self, samples: Sequence[Sample]) -> _Job:
+        """A batch to decode, with room for its images where they are stacked."""
+        rooms: dict[str, Pixels] = {}
+        if self.stack and self.transform is None and samples:
+            for name, how in self.columns.items():
+                if isinstance(how, Image) and how.to != "pil" and name in samples[0]:
+                    with _naming(name, 0):
+                        shape = pixels_shape(samples[0][name], how.mode)
+                    rooms[name] = self._buffers.take((len(samples), *shape))
+        return _Job(decode=self._one, samples=samples, rooms=rooms, results=[None] * len(samples))
+
+    def _finished(self, job: _Job, futures: Sequence[Future[None]]) -> Any:
+        """The batch of a job, once all threads have left it."""
+        for future in futures:
+            future.result()
+        if job.error is not None:
+            raise job.error
+        if self.stats is not None:
+            self.stats.add(decoded=len(job.samples) * len(self.columns), decode_seconds=job.seconds)
+        if self.stack:
+            return self._stacked(job)
+        return job.results if self.collate is None else self.collate(job.results)
+
+    def _stacked(self, job: _Job) -> Any:
+        from torch.utils.data import default_collate
+
+        from datasync.streaming.collate import collate_values
+
+        if not job.results or not isinstance(job.results[0], Mapping):
+            return default_collate(job.results)  # what a transform made of the samples
+        batch = {}
+        for name in job.results[0]:
+            if name in job.rooms:
+                how, room = self.columns[name], job.rooms[name]
+                batch[name] = room if how.to == "numpy" else as_tensor(room)
+            else:
+                batch[name] = collate_values([sample[name] for sample in job.results])
+        return batch
+
+    def _one(self, sample: Sample, place: int, rooms: Mapping[str, Pixels]) -> Any:
         decoded = dict(sample)
         for name, how in self.columns.items():
             if name not in sample:
                 raise UsageError(
                     f"there is no column {name!r} to decode", mend=f"it has: {', '.join(map(str, sample))}"
                 )
-            try:
-                decoded[name] = how.decode(sample[name], sample)
-            except MediaError as error:
-                raise FormatError(
-                    f"column {name!r} of sample {place} in this batch cannot be decoded: {error}",
-                    mend="look the sample up with `datasync sample`, and leave the row out",
-                ) from error
+            with _naming(name, place):
+                if name in rooms:
+                    assert isinstance(how, Image)
+                    decode_pixels(sample[name], how.mode, rooms[name][place])
+                    decoded[name] = None  # it is in the batch
+                else:
+                    decoded[name] = how.decode(sample[name], sample)
         return decoded if self.transform is None else self.transform(decoded)
 
     def _threads(self) -> ThreadPoolExecutor:
         if self._pool is None or self._pool[0] != os.getpid():
-            pool = ThreadPoolExecutor(max(self.threads - 1, 1), thread_name_prefix="datasync-decode")
+            pool = ThreadPoolExecutor(self.threads, thread_name_prefix="datasync-decode")
             self._pool = os.getpid(), pool
         return self._pool[1]
 
 
-def decode_image(value: Any, *, to: str = "tensor", mode: str = "RGB") -> Any:
-    """Decode one image.
+@dataclass(slots=True, kw_only=True)
+class _Job:
+    """A batch that is being decoded: threads take its samples one at a time, each the next one.
 
     Args:
-        value (bytes | memoryview | PIL.Image.Image): A file, or an opened image.
-        to (str): ``pil``, ``numpy`` or ``tensor``. Default: ``tensor``.
-        mode (str): ``L``, ``RGB`` or ``RGBA``. Default: ``RGB``.
-
-    Raises:
-        MediaError: It is no image, is damaged, or has too many pixels.
+        decode (Callable): Decode a sample, given its place and the rooms.
+        samples (Sequence[Sample]): The batch.
+        rooms (dict[str, Pixels]): Columns whose values are written into one array.
+        results (list[Any]): The decoded samples.
     """
-    if to == "tensor" and mode in ("L", "RGB") and _has_torchvision():
-        data = _unread_bytes(value)
-        if data is not None and data[:2] == b"\xff\xd8":
-            tensor = _torchvision_jpeg(data, mode)
-            if tensor is not None:
-                return tensor
-    image = _loaded(value, mode)
-    if to == "pil":
-        return image
-    array = np.array(image)
-    if to == "numpy":
-        return array
-    import torch
 
-    tensor = torch.from_numpy(array)
-    return tensor.unsqueeze(0) if array.ndim == 2 else tensor.permute(2, 0, 1).contiguous()
+    decode: Callable[[Sample, int, Mapping[str, Pixels]], Any]
+    samples: Sequence[Sample]
+    rooms: dict[str, Pixels]
+    results: list[Any]
+    error: BaseException | None = None
+    seconds: float = 0.0  # of all threads together
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _stopped: bool = False
+
+    def work(self) -> None:
+        """Decode samples until none is left; what goes wrong is left in `error`."""
+        started = time.perf_counter()
+        try:
+            while not self._stopped and (i := next(self._numbers)) < len(self.samples):
+                self.results[i] = self.decode(self.samples[i], i, self.rooms)
+        except BaseException as error:  # noqa: BLE001  raised by whoever wants the batch
+            self.error = self.error or error
+            self._stopped = True
+        with self._lock:
+            self.seconds += time.perf_counter() - started
+
+    def stop(self) -> None:
+        """Nobody wants the batch any more."""
+        self._stopped = True
+
+
+@contextmanager
+def _naming(column: str, place: int) -> Iterator[None]:
+    """Let an error say what could not be decoded."""
+    try:
+        yield
+    except MediaError as error:
+        raise FormatError(
+            f"column {column!r} of sample {place} in this batch cannot be decoded: {error}",
+            mend="look the sample up with `datasync sample`, and leave the row out",
+        ) from error
 
 
 def pin(batch: Any) -> Any:
@@ -268,62 +345,6 @@ def pin(batch: Any) -> Any:
     if isinstance(batch, Clip):
         return Clip(values=pin(batch.values), rate=batch.rate, times=batch.times)
     return batch
-
-
-def _loaded(value: Any, mode: str) -> PIL.Image.Image:
-    """An image of Pillow with its pixels decoded, in a mode."""
-    import PIL.Image
-
-    try:
-        if not isinstance(value, PIL.Image.Image):
-            value = PIL.Image.open(io.BytesIO(value))
-        check_pixels(*value.size)
-        image: PIL.Image.Image = value
-        image.load()
-        if image.mode == "P" and "transparency" in image.info:
-            image = image.convert("RGBA")
-        return image if image.mode == mode else image.convert(mode)
-    except (MediaError, MemoryError):
-        raise
-    except Exception as error:
-        raise MediaError(f"{type(error).__name__}: {error}") from error
-
-
-def _unread_bytes(value: Any) -> bytes | None:
-    """The bytes of a file, also of one that Pillow has opened in memory and not decoded yet."""
-    if isinstance(value, bytes):
-        return value
-    if isinstance(value, bytearray | memoryview):
-        return bytes(value)
-    file = getattr(value, "fp", None)
-    if isinstance(file, io.BytesIO) and getattr(value, "tile", None):
-        return file.getvalue()
-    return None
-
-
-def _file_bytes(value: Any) -> bytes:
-    data = _unread_bytes(value)
-    if data is None:
-        raise MediaError(f"expected the bytes of a file, got {type(value).__name__}")
-    return data
-
-
-def _torchvision_jpeg(data: bytes, mode: str) -> Any:
-    """Decode by libjpeg-turbo without Pillow's copies; None for a JPEG that it does not read."""
-    import torch
-    from torchvision.io import ImageReadMode, decode_jpeg
-
-    check_pixels(*image_size(data))
-    wanted = ImageReadMode.RGB if mode == "RGB" else ImageReadMode.GRAY
-    try:
-        return decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode=wanted)
-    except RuntimeError:
-        return None
-
-
-@cache
-def _has_torchvision() -> bool:
-    return importlib.util.find_spec("torchvision") is not None
 
 
 def _converted(clip: Clip, to: str, *, video: bool = False) -> Clip:

@@ -6,7 +6,7 @@ shards; each begins its plan at another place behind those it needs at once, so 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +32,8 @@ class Samples:
         batches (bool): Give batches instead of samples. Default: ``False``.
         packs (bool): Give (columns, sizes of the batches in them); the rank's batches are then dealt to its
             workers in packs. Default: ``False``.
+        files (Collection[str]): Columns of media files that batches hold undecoded (`Shard.batch`). Default:
+            none.
         skip (int): Samples (or batches) of this worker to leave out at the beginning. Default: ``0``.
     """
 
@@ -43,6 +45,7 @@ class Samples:
         *,
         batches: bool = False,
         packs: bool = False,
+        files: Collection[str] = (),
         skip: int = 0,
     ) -> None:
         self.epoch = epoch
@@ -50,6 +53,7 @@ class Samples:
         self.given = skip
         self._dataset = dataset
         self._whole = batches
+        self._files = files
         self._plan = dataset.plan(epoch, offset)
         self._items = self._packs() if packs else self._batches(skip) if batches else self._samples(skip)
 
@@ -113,7 +117,7 @@ class Samples:
     def _columns(self, chunk: Chunk) -> Any:
         """The columns of a chunk; or, where streams have different ones, its batches as lists of samples."""
         dataset = self._dataset
-        columns = read_columns(dataset.catalog.sources, chunk)
+        columns = read_columns(dataset.catalog.sources, chunk, self._files)
         if columns is not None:
             numbers = dataset.catalog.number(chunk.stream, chunk.shard, chunk.row)
             return {**columns, **_marks(dataset, chunk, numbers)}

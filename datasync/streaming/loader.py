@@ -3,7 +3,9 @@
 A PyTorch DataLoader takes samples one by one and collates them in Python. Where nobody asked for anything
 special, this one lets the dataset build whole batches instead: a column whose values have a fixed size is
 one gather. What comes out is the same; values that PyTorch refuses to collate, such as images, stay a list.
-With a `collate_fn`, a sampler, or a dataset that overrides how samples are got, it is the plain DataLoader.
+With a `Decoder` as `collate_fn` batches are taken as they lie in the shards and decoded at once; without
+workers, the next ones while the loop works on one. With any other `collate_fn`, a sampler, or a dataset that
+overrides how samples are got, it is the plain DataLoader.
 
 Workers send several batches at a time, in packs that begin with one batch and grow to a few megabytes: to
 hand a tensor to another process costs the same whatever its size.
@@ -13,19 +15,19 @@ The position counts what came out of the loader, never what workers have prepare
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-import numpy as np
-import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from datasync.errors import UsageError
+from datasync.streaming.collate import batch_length, collate_columns
 from datasync.streaming.dataset import StreamingDataset
+from datasync.streaming.decode import Decoder, pin
 from datasync.streaming.iteration import reads_plainly
+from datasync.streaming.pack import Pack
+from datasync.streaming.reading import rows_of
 
-# What `default_collate` knows what to do with.
-_COLLATES = (torch.Tensor, np.ndarray, np.generic, int, float, str, bytes, Mapping, Sequence)
 _INNER = (
     "num_workers",
     "pin_memory",
@@ -69,7 +71,7 @@ class StreamingDataLoader(DataLoader[Any]):
         for batch in self._batches():
             if self._serial < 0 and isinstance(self.dataset, StreamingDataset):
                 self._serial = self.dataset.position_serial
-            self.num_samples_yielded += batch_length(batch)
+            self.num_samples_yielded += batch_length(batch, unknown=self.batch_size or 1)
             self.num_batches_yielded += 1
             yield batch
 
@@ -96,26 +98,57 @@ class StreamingDataLoader(DataLoader[Any]):
     def _batches(self) -> Iterator[Any]:
         """The batches: whole ones, where that gives the same as this DataLoader, else its own."""
         dataset = self.dataset
+        decoder = self.collate_fn if isinstance(self.collate_fn, Decoder) else None
         plain = (
             isinstance(dataset, StreamingDataset)
             and reads_plainly(dataset)
             and self.batch_size is not None
-            and self.collate_fn is default_collate
+            and (decoder is not None or self.collate_fn is default_collate)
         )
         if not plain:
             yield from super().__iter__()
             return
         assert isinstance(dataset, StreamingDataset)
         least = self.batch_size if self.drop_last and self.batch_size else 0
-        if self.num_workers == 0 and not self.pin_memory:
-            batches = map(_collated, dataset.samples(batches=True))
-            yield from (batch for batch in batches if batch_length(batch) >= least)
-            return
+        if self.num_workers == 0 and decoder is not None:
+            batches = decoder.batches(_rows(dataset, decoder, least))
+            yield from map(pin, batches) if self.pin_memory else batches
+        elif self.num_workers == 0 and not self.pin_memory:
+            yield from map(_collated, _long_enough(dataset.samples(batches=True), least))
+        elif decoder is not None:
+            yield from self._inner_loader(_Decoded(dataset, decoder, least))
+        else:
+            for pack in self._inner_loader(_Packs(dataset)):
+                yield from pack.batches(least)
+
+    def _inner_loader(self, batches: IterableDataset[Any]) -> DataLoader[Any]:
+        """The DataLoader that runs the workers; kept, since they may be persistent."""
         if self._inner is None:
             options = {name: getattr(self, name) for name in _INNER if hasattr(self, name)}
-            self._inner = DataLoader(_Packs(dataset), batch_size=None, collate_fn=_same, **options)
-        for pack in self._inner:
-            yield from (batch for batch in pack.batches() if batch_length(batch) >= least)
+            self._inner = DataLoader(batches, batch_size=None, collate_fn=_same, **options)
+        return self._inner
+
+
+def _long_enough(batches: Iterable[Any], least: int) -> Iterator[Any]:
+    """The batches (of columns, or lists of samples) that have at least so many samples."""
+    return (batch for batch in batches if batch_length(batch, unknown=least) >= least)
+
+
+def _rows(dataset: StreamingDataset, decoder: Decoder, least: int) -> Iterator[list[dict[str, Any]]]:
+    """A worker's batches as samples whose media files are views of the shards."""
+    batches = _long_enough(dataset.samples(batches=True, files=decoder.columns), least)
+    return (rows_of(batch) if isinstance(batch, dict) else batch for batch in batches)
+
+
+class _Decoded(IterableDataset[Any]):
+    """The dataset's batches, decoded, for workers."""
+
+    def __init__(self, dataset: StreamingDataset, decoder: Decoder, least: int) -> None:
+        self.dataset, self.decoder, self.least = dataset, decoder, least
+
+    def __iter__(self) -> Iterator[Any]:
+        # Not a generator: a worker has to join its epoch before anything is asked of it.
+        return map(self.decoder, _rows(self.dataset, self.decoder, self.least))
 
 
 class _Packs(IterableDataset[Any]):
@@ -125,89 +158,13 @@ class _Packs(IterableDataset[Any]):
         self.dataset = dataset
 
     def __iter__(self) -> Iterator[Pack]:
-        # Not a generator: a worker has to join its epoch before anything is asked of it.
+        # Not a generator: see above.
         return map(Pack.make, self.dataset.samples(packs=True))
-
-
-class Pack:
-    """Several batches on their way between processes.
-
-    Args:
-        joined (dict[str, Any]): Columns of all batches together: tensors, and lists of texts or bytes.
-        parted (dict[str, list[Any]]): Columns that are collated for each batch by itself.
-        sizes (list[int]): Samples of each batch.
-    """
-
-    def __init__(self, joined: dict[str, Any], parted: dict[str, list[Any]], sizes: list[int]) -> None:
-        self.joined, self.parted, self.sizes = joined, parted, sizes
-
-    @classmethod
-    def make(cls, made: tuple[Any, list[int]]) -> Pack:
-        """From the columns of a chunk, or its batches where the columns cannot be put together."""
-        columns, sizes = made
-        if not isinstance(columns, dict):
-            return cls({}, {"": [default_collate(batch) for batch in columns]}, sizes)
-        joined, parted = {}, {}
-        for name, values in columns.items():
-            if isinstance(values, np.ndarray):
-                joined[name] = _collate(values)
-            elif isinstance(values[0], str | bytes):
-                joined[name] = values
-            else:
-                ends = np.cumsum(sizes).tolist()
-                parted[name] = [
-                    _collate(values[end - size : end]) for end, size in zip(ends, sizes, strict=True)
-                ]
-        return cls(joined, parted, sizes)
-
-    def batches(self) -> Iterator[Any]:
-        """The batches, one after another."""
-        first = 0
-        for i, size in enumerate(self.sizes):
-            if "" in self.parted:
-                yield self.parted[""][i]
-                continue
-            batch = {name: values[first : first + size] for name, values in self.joined.items()}
-            yield {**batch, **{name: values[i] for name, values in self.parted.items()}}
-            first += size
-
-    def pin_memory(self) -> Pack:
-        """The same in page-locked memory; called by the DataLoader."""
-        self.joined = {name: _pin(values) for name, values in self.joined.items()}
-        self.parted = {name: [_pin(value) for value in values] for name, values in self.parted.items()}
-        return self
-
-
-def _pin(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.pin_memory()
-    return {name: _pin(item) for name, item in value.items()} if isinstance(value, dict) else value
 
 
 def _collated(batch: Any) -> Any:
     """A batch of columns, or of samples, as tensors."""
     return collate_columns(batch) if isinstance(batch, dict) else default_collate(batch)
-
-
-def collate_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Columns as `default_collate` would make them of samples, without taking them apart."""
-    return {name: _collate(values) for name, values in columns.items()}
-
-
-def _collate(values: Any) -> Any:
-    if isinstance(values, np.ndarray) and values.dtype.kind in "biufc":
-        return torch.from_numpy(values)
-    values = list(values)
-    return default_collate(values) if isinstance(values[0], _COLLATES) else values
-
-
-def batch_length(batch: Any) -> int:
-    """Samples of a batch, whatever collated it."""
-    if isinstance(batch, Mapping):
-        for value in batch.values():
-            return value.shape[0] if isinstance(value, torch.Tensor) else len(value)
-        raise ValueError("a batch has no column, so its samples cannot be counted")
-    return len(batch) if isinstance(batch, torch.Tensor) else len(batch[0])
 
 
 def _same(batch: Any) -> Any:

@@ -2,12 +2,13 @@
 
 Every shard comes through its `ShardSource`, which has it verified and open. A column whose values have a
 fixed size becomes one array for the whole chunk, filled shard by shard; its batches are slices of it. Any
-other column is a list. Both are the caller's own: nothing points into the cache.
+other column is a list. Both are the caller's own: nothing points into the cache, but for media files that
+are to be decoded next.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,13 +27,14 @@ def read_rows(sources: Sequence[ShardSource], chunk: Chunk) -> Iterator[dict[str
         yield sources[stream].open(shard)[row]
 
 
-def read_columns(sources: Sequence[ShardSource], chunk: Chunk) -> Columns | None:
+def read_columns(sources: Sequence[ShardSource], chunk: Chunk, files: Collection[str] = ()) -> Columns | None:
     """The samples of a chunk: column -> an array or a list with a value for each sample, in order.
 
-    None where the streams do not have the same columns, so that there is nothing to put together.
+    None where the streams do not have the same columns, so that there is nothing to put together. Values of
+    the columns in `files` that are media files are views of the shard (`Shard.batch`).
     """
     gathered: Columns = {}
-    for where, part in _parts(sources, chunk):
+    for where, part in _parts(sources, chunk, files):
         if not gathered:
             gathered = {name: _room(values, len(chunk.row)) for name, values in part.items()}
         if part.keys() != gathered.keys():
@@ -51,7 +53,15 @@ def batches_of(columns: Columns, sizes: Sequence[int]) -> Iterator[Columns]:
         first += size
 
 
-def _parts(sources: Sequence[ShardSource], chunk: Chunk) -> Iterator[tuple[Ints, Columns]]:
+def rows_of(columns: Columns) -> list[dict[str, Any]]:
+    """The samples of a batch of columns, one by one."""
+    count = len(next(iter(columns.values()), ()))
+    return [{name: values[i] for name, values in columns.items()} for i in range(count)]
+
+
+def _parts(
+    sources: Sequence[ShardSource], chunk: Chunk, files: Collection[str]
+) -> Iterator[tuple[Ints, Columns]]:
     """For each shard of the chunk: which of the chunk's samples are from it, and their columns."""
     key = chunk.shard * len(sources) + chunk.stream
     by_shard = np.argsort(key, kind="stable")
@@ -60,7 +70,7 @@ def _parts(sources: Sequence[ShardSource], chunk: Chunk) -> Iterator[tuple[Ints,
     for where in np.split(by_shard, edges):
         if len(where):
             shard, stream = divmod(int(key[where[0]]), len(sources))
-            yield where, sources[stream].open(shard).batch(chunk.row[where])
+            yield where, sources[stream].open(shard).batch(chunk.row[where], files=files)
 
 
 def _room(values: Any, count: int) -> Any:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import copy
+import io
 import os
 import pickle
 import subprocess
 import sys
 
 import numpy as np
+import PIL.Image
 import pytest
 import torch
 from torch.utils.data import DataLoader, default_collate
 
 from datasync import LocalDataset, Stream, StreamingDataLoader, StreamingDataset
 from datasync.errors import DatasyncError, UsageError
+from datasync.streaming.decode import Decoder
 from shards.writer import ShardWriter
 from tests.streaming.order_helpers import as_rank, flat, ids, write_dataset
 
@@ -116,6 +119,55 @@ def test_values_that_cannot_be_collated_stay_lists(tmp_path, workers):
     for batch in StreamingDataLoader(made, num_workers=workers):
         assert [image.getpixel((0, 0))[0] for image in batch["image"]] == ids(batch)
         assert [int(n) // 10**12 for n in batch["n"]] == ids(batch)
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """Pictures of one colour, that of their number, in two streams: one has a column `png`, one `bytes`."""
+    root = tmp_path_factory.mktemp("pictures")
+    for name, numbers in (("a", range(40)), ("b", range(40, 48))):
+        columns = {"image": "png" if name == "a" else "bytes", "id": "int64"}
+        with ShardWriter(out=root / name, columns=columns, size_limit=4 << 10) as writer:
+            for i in numbers:
+                out = io.BytesIO()
+                PIL.Image.new("RGB", (8, 6), (i, 0, 255 - i)).save(out, "PNG")
+                writer.write({"image": out.getvalue(), "id": i})
+    return root
+
+
+@pytest.mark.parametrize("kind", [StreamingDataLoader, DataLoader])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("stack", [True, False])
+def test_a_decoder_gives_every_loader_the_same_batches(pictures, tmp_path, kind, workers, stack):
+    def loader(**options):
+        streams = [Stream(remote=str(pictures / n), local=str(tmp_path / n)) for n in "ab"]
+        made = StreamingDataset(streams=streams, batch_size=10, shuffle=True, sample_ids=True)
+        decoder = Decoder({"image": "tensor"}, threads=2, stack=stack, stats=made.stats)
+        return kind(made, batch_size=10, collate_fn=decoder, num_workers=workers, **options)
+
+    def numbers(batch):
+        rows = batch
+        if stack:
+            columns = zip(*batch.values(), strict=True)
+            rows = [dict(zip(batch, row, strict=True)) for row in columns]
+        for row in rows:
+            assert row["image"].shape == (3, 6, 8)
+            assert row["image"][:, 2, 3].tolist() == [int(row["id"]), 0, 255 - int(row["id"])]
+            assert int(row["sample_id"]) == int(row["id"])
+        return [int(row["id"]) for row in rows]
+
+    made = loader()
+    got = [numbers(batch) for batch in made]
+    expected = [ids(batch) for batch in loader().dataset.samples(batches=True)]
+    assert got == expected
+    assert made.dataset.stats.total()["decoded"] == 48
+    assert [len(batch) for batch in map(numbers, loader(drop_last=True))] == [10, 10, 10, 10]
+    if kind is StreamingDataLoader:
+        first, again = loader(), loader()
+        batches = iter(first)
+        head = [numbers(next(batches)) for _ in range(2)]
+        again.load_state_dict(first.state_dict())
+        assert head + [numbers(batch) for batch in again] == expected
 
 
 def test_streams_with_different_columns_are_refused_like_by_collating(remote, tmp_path):

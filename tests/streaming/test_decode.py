@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from datasync.errors import FormatError, UsageError
+from datasync.streaming import images
 from datasync.streaming.clips import decode_audio, decode_video
 from datasync.streaming.decode import Audio, Decoder, Image, Video, decode_image, pin
 from datasync.streaming.stats import Stats
@@ -100,6 +101,75 @@ def test_transform_and_collate_are_applied_in_turn() -> None:
     )
     batch = decoder([{"image": jpeg()}] * 3)
     assert batch.shape == (3,)
+
+
+@pytest.mark.parametrize("missing", [(), ("simplejpeg",), ("simplejpeg", "torchvision")])
+def test_a_stacked_batch_is_its_images_whoever_decodes_them(corpora: Path, monkeypatch, missing) -> None:
+    names = ["rgb_pytorch.jpg", "gray_pytorch.jpg", "cmyk_pytorch.jpg", "palette_pytorch.png"]
+    files = [(corpora / "images/torchvision_modes" / name).read_bytes() for name in names]
+    monkeypatch.setattr(images, "_has", lambda module: module not in missing)
+    for mode, channels in (("RGB", 3), ("L", 1), ("RGBA", 4)):
+        expected = torch.stack(
+            [decode_image(PIL.Image.open(io.BytesIO(data)).copy(), mode=mode) for data in files]
+        )
+        samples = [{"image": memoryview(data), "label": i} for i, data in enumerate(files)]
+        decoder = Decoder({"image": Image(mode=mode)}, threads=3, stack=True)
+        for batch in (decoder(samples), *decoder.batches([samples])):
+            assert batch["image"].shape == (4, channels, *expected.shape[2:])
+            difference = (batch["image"].float() - expected.float()).abs()
+            # Grey is taken from the JPEG, or made of colours that had to be cut off.
+            assert difference.mean() < 1 if mode == "L" else difference.max() <= 2
+            assert batch["label"].tolist() == [0, 1, 2, 3]
+        flat = Decoder({"image": Image(to="numpy", mode=mode)}, stack=True)(samples)["image"]
+        assert (flat == decoder(samples)["image"].movedim(1, -1).squeeze(-1).numpy()).all()
+        decoder.close()
+
+
+def test_a_stacked_batch_keeps_its_memory_until_nobody_looks_at_it() -> None:
+    files = [{"image": jpeg(mode="RGB")}, {"image": jpeg(mode="L")}]
+    decoder = Decoder({"image": "tensor"}, stack=True)
+    first = decoder(files[:1])["image"]
+    view, values = first[0, :, 3], first[0, :, 3].clone()
+    place = first.data_ptr()
+    del first
+    for _ in range(8):  # none of these may be written where the view looks
+        decoder(files[1:])
+    assert (view == values).all()
+    del view
+    assert place in [decoder(files[1:])["image"].data_ptr() for _ in range(8)]
+
+
+def test_images_of_two_sizes_are_stacked_after_a_transform_only() -> None:
+    samples = [{"image": jpeg(width=40)}, {"image": jpeg(width=50)}]
+    with pytest.raises(UsageError, match=r"50 × 30 pixels cannot be stacked with one of 40 × 30"):
+        Decoder({"image": "tensor"}, stack=True)(samples)
+
+    def crop(sample: dict) -> dict:
+        return {"image": sample["image"][:, :20, :20], "name": "x"}
+
+    batch = Decoder({"image": "tensor"}, stack=True, transform=crop)(samples)
+    assert batch["image"].shape == (2, 3, 20, 20)
+    assert batch["name"] == ["x", "x"]
+    with pytest.raises(UsageError, match="both `stack` and `collate`"):
+        Decoder({"image": "tensor"}, stack=True, collate=list)
+
+
+def test_batches_are_decoded_ahead_and_an_error_waits_for_its_turn() -> None:
+    begun: list[int] = []
+
+    def source():
+        for i in range(6):
+            begun.append(i)
+            yield [{"image": b"no image" if i == 3 else jpeg(width=10 + i)}]
+
+    decoded = Decoder({"image": "numpy"}, threads=2).batches(source())
+    assert next(decoded)[0]["image"].shape == (30, 10, 3)
+    assert begun == [0]  # the first one does not wait for others
+    assert next(decoded)[0]["image"].shape == (30, 11, 3)
+    assert next(decoded)[0]["image"].shape == (30, 12, 3)
+    assert begun == [0, 1, 2, 3, 4]
+    with pytest.raises(FormatError, match="'image' of sample 0"):
+        next(decoded)
 
 
 def test_a_damaged_image_names_its_column_and_place() -> None:
