@@ -1,9 +1,11 @@
 """What an S3 endpoint can do: found by trying, since imitators differ and none says so.
 
 Before the first write, a few small objects are written below `_datasync/probe-…` of the root, each in a way
-that a given ability must refuse or accept, and removed again. The result is kept a week in the user's cache
-folder, one file for each endpoint. A loopback endpoint is asked anew by every process: its port says nothing
-about what listens there. Amazon itself is known and not asked.
+that a given ability must refuse or accept, and removed again. Only what was seen is recorded: a yes is a
+write that was refused for the right reason or bytes that came back right; a no has to be given several times;
+and a failure of the network or of the keys is no answer, it ends the probe. The result is kept a week in the
+user's cache folder, one file for each endpoint. A loopback endpoint is asked anew by every process: its port
+says nothing about what listens there. Amazon itself is known and not asked.
 """
 
 from __future__ import annotations
@@ -16,11 +18,19 @@ import logging
 import os
 import time
 import uuid
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from datasync.errors import ConflictError, DatasyncError, StoreError, TransientError
+from datasync.errors import (
+    ConflictError,
+    CorruptError,
+    DatasyncError,
+    DeniedError,
+    StoreError,
+    TransientError,
+)
 from datasync.storage import s3_xml
 from datasync.storage.base import Abilities
 from datasync.storage.keys import join
@@ -34,6 +44,9 @@ _CACHE_FORMAT = 1
 _BODY = b"datasync asks what this endpoint can do"
 _RACERS = 4
 _TRIES = 3
+
+# Failures that say nothing of what the endpoint can do: the network's, the load's, the keys'.
+_NO_ANSWER = (TransientError, DeniedError)
 
 _log = logging.getLogger(__name__)
 
@@ -152,19 +165,21 @@ class _Probe:
         self._used: set[str] = set()
 
     def run(self) -> Traits:
-        etag = self._put("plain")
-        crc32c = self._refuses("wrong-crc", {CRC_HEADER: "AAAAAA=="})
+        self._put("plain")
+        crc32c = _certainly(self._checks_crc)
         multipart, multipart_crc, conditional_complete = self._multipart(crc32c)
         return Traits(
-            if_absent=self._refuses("plain", {"If-None-Match": "*"}) and self._one_winner(),
-            if_match=self._refuses("plain", {"If-Match": f'"{"0" * 32}"'}) and self._accepts_match(etag),
+            if_absent=_certainly(lambda: self._keeps("plain", {"If-None-Match": "*"}) and self._one_winner()),
+            if_match=_certainly(
+                lambda: self._keeps("plain", {"If-Match": f'"{"0" * 32}"'}) and self._replaces()
+            ),
             conditional_complete=conditional_complete,
             crc32c=crc32c,
             multipart=multipart,
             multipart_crc=multipart_crc,
-            server_copy=self._copies(),
-            batch_delete=self._deletes_batches(),
-            ranges=self._ranges(),
+            server_copy=_certainly(self._copies),
+            batch_delete=_certainly(self._deletes_batches),
+            ranges=_certainly(self._ranges),
         )
 
     def clean(self, level: int) -> None:
@@ -178,28 +193,58 @@ class _Probe:
         return f"{self._folder}/{name}"
 
     def _put(self, name: str, headers: dict[str, str] | None = None) -> str:
+        """Write the body, with an MD5: damage on the way would later look like a lack of ability."""
         self._used.add(name)
-        reply = self._api.call("PUT", self._key(name), headers=headers or {}, body=_BODY)
+        headers = {"Content-MD5": _md5(_BODY), **(headers or {})}
+        reply = self._api.call("PUT", self._key(name), headers=headers, body=_BODY)
         return reply.headers.get("etag", "")
 
-    def _refuses(self, name: str, headers: dict[str, str]) -> bool:
-        """Whether a write with these headers fails, as it must; a failure of the network is no answer."""
+    def _checks_crc(self) -> bool:
+        """Whether a right CRC is taken and a wrong one refused."""
+        # Refused twice: once may have been a body damaged on its way.
+        return self._takes_crc(_body_crc()) and not any(self._takes_crc("AAAAAA==") for _ in range(2))
+
+    def _takes_crc(self, crc: str) -> bool:
         try:
-            self._put(name, headers)
-        except TransientError:
+            self._put("crc", {CRC_HEADER: crc})
+        except _NO_ANSWER:
             raise
         except DatasyncError:
+            return False
+        return True
+
+    def _keeps(self, name: str, condition: dict[str, str]) -> bool:
+        """Whether a write is refused because its condition does not hold."""
+        try:
+            self._put(name, condition)
+        except ConflictError:
             return True
+        except (*_NO_ANSWER, CorruptError):
+            raise
+        except DatasyncError:
+            return False  # conditions are no words that it knows
         return False
 
-    def _accepts(self, name: str, headers: dict[str, str]) -> bool:
-        return not self._refuses(name, headers)
-
-    def _accepts_match(self, etag: str) -> bool:
-        # The ETag of the first write may be gone where a refusal was not one; then the answer is no as well.
-        return bool(etag) and self._accepts("plain", {"If-Match": etag})
+    def _replaces(self) -> bool:
+        """Whether a write is done because its condition holds."""
+        etag = self._put("plain")
+        try:
+            self._put("plain", {"If-Match": etag})
+        except AmbiguousConflict:
+            return True  # the write whose answer was lost
+        except (*_NO_ANSWER, CorruptError):
+            raise
+        except DatasyncError:
+            return False
+        return bool(etag)
 
     def _one_winner(self) -> bool:
+        """Whether one of several who create an object at once succeeds.
+
+        Raises:
+            TransientError: The winner's answer was lost every time.
+        """
+
         def race(name: str) -> bool | None:
             try:
                 self._put(name, {"If-None-Match": "*"})
@@ -209,16 +254,19 @@ class _Probe:
                 return False
             return True
 
-        for attempt in range(_TRIES):
+        for _ in range(_TRIES):
+            name = f"race-{uuid.uuid4().hex[:8]}"
             with ThreadPoolExecutor(max_workers=_RACERS) as pool:
-                results = list(pool.map(race, [f"race-{attempt}"] * _RACERS))
+                results = list(pool.map(race, [name] * _RACERS))
             winners = results.count(True)
-            if winners == 1:
-                return True
+            if winners == 1 or None not in results:
+                return winners == 1
             _log.info("%s: %d winners in a race of %s", self._api.endpoint, winners, results)
             if winners > 1:
                 return False
-        return False  # somebody must have won, unless answers were lost every time
+        raise TransientError(
+            f"{self._api.endpoint} lost the answers by which its abilities are found", mend="run again"
+        )
 
     def _copies(self) -> bool:
         self._used.add("copy")
@@ -226,9 +274,9 @@ class _Probe:
         try:
             self._api.call("PUT", self._key("copy"), headers={"x-amz-copy-source": source})
             return self._api.call("GET", self._key("copy")).body == _BODY
-        except TransientError:
+        except _NO_ANSWER:
             raise
-        except StoreError:
+        except DatasyncError:
             return False
 
     def _ranges(self) -> bool:
@@ -238,13 +286,15 @@ class _Probe:
     def _deletes_batches(self) -> bool:
         self._put("batch")
         body = s3_xml.delete_request([self._key("batch")])
-        digest = base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
         try:
-            reply = self._api.call("POST", query={"delete": ""}, headers={"Content-MD5": digest}, body=body)
+            headers = {"Content-MD5": _md5(body)}
+            reply = self._api.call("POST", query={"delete": ""}, headers=headers, body=body)
             return not s3_xml.delete_failures(reply.body)
-        except TransientError:
+        except ForbiddenError:
+            return False  # these keys may not, but may perhaps delete one by one
+        except _NO_ANSWER:
             raise
-        except StoreError:
+        except DatasyncError:
             return False
 
     def _multipart(self, crc32c: bool) -> tuple[bool, str, bool]:
@@ -257,28 +307,34 @@ class _Probe:
 
     def _uploads(self, name: str, mode: str) -> bool:
         """Whether an upload goes through; a lost answer looks like a refusal, so one proves nothing."""
-        for _ in range(_TRIES):
+
+        def goes_through() -> bool:
             try:
                 self._upload(name, mode, {})
-            except TransientError:
+            except _NO_ANSWER:
                 raise
-            except StoreError as error:
+            except DatasyncError as error:
                 _log.info("an upload (%s): %s", mode or "without CRC", error.message)
-                continue
+                return False
             return True
-        return False
+
+        return _certainly(goes_through)
 
     def _completes_conditionally(self, mode: str) -> bool:
         """Whether an upload over an existing object is refused where it must be."""
-        try:
-            self._upload("multipart", mode, {"If-None-Match": "*"})
-        except ConflictError:
-            return True
-        except TransientError:
-            raise
-        except StoreError:
+
+        def refused() -> bool:
+            try:
+                self._upload("multipart", mode, {"If-None-Match": "*"})
+            except ConflictError:
+                return True
+            except _NO_ANSWER:
+                raise
+            except DatasyncError:
+                return False
             return False
-        return False
+
+        return _certainly(refused)
 
     def _upload(self, name: str, mode: str, conditions: dict[str, str]) -> None:
         """One upload of one part."""
@@ -312,8 +368,17 @@ class _Probe:
             _log.warning("an upload of %s was left behind: %s", self._api.what(key), error.message)
 
 
+def _certainly(ask: Callable[[], bool]) -> bool:
+    """A yes at once; a no only when it was given every time."""
+    return any(ask() for _ in range(_TRIES))
+
+
 def _body_crc() -> str:
     return encoded_crc(crc32c(_BODY))
+
+
+def _md5(data: bytes) -> str:
+    return base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
 
 
 def _is_loopback(endpoint: str) -> bool:

@@ -17,6 +17,7 @@ The kinds of fault, each for one request:
     expire     400 ExpiredToken, without asking the server
 
 `clock` shifts the server's clock: requests that are not signed with the shifted time are refused as S3 does.
+`unable` names the requests that this server has never heard of: each is answered 501 NotImplemented.
 Which request meets what is drawn from the seed, in the order in which requests arrive; `script` fixes it
 instead. Everything is counted: `requests`, `faults`, `bytes_down`, `bytes_up`.
 """
@@ -87,6 +88,7 @@ class FaultProxy:
         stall_seconds (float): How long a stalled answer stays open. Default: ``30``.
         delay_seconds (float): How late a delayed answer comes, at most. Default: ``0.3``.
         clock (timedelta): How far ahead the server's clock seems to be. Default: none.
+        unable (Callable[[Request], bool]): Requests that it does not know. Default: it knows all.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class FaultProxy:
         stall_seconds: float = 30.0,
         delay_seconds: float = 0.3,
         clock: timedelta = timedelta(),
+        unable: Callable[[Request], bool] = lambda request: False,
     ) -> None:
         self.server = server
         self.rate = rate
@@ -106,6 +109,7 @@ class FaultProxy:
         self.stall_seconds = stall_seconds
         self.delay_seconds = delay_seconds
         self.clock = clock
+        self.unable = unable
         self.requests: list[Request] = []
         self.faults: Counter[str] = Counter()
         self.bytes_down = 0
@@ -185,6 +189,9 @@ class FaultProxy:
     def _answer(self, client: socket.socket, request: Request) -> bool:
         """Whether the connection may go on after this request."""
         fault = self._draw(request)
+        if self.unable(request):
+            _send(client, request, _error(501, "NotImplemented", "A header you provided is not implemented."))
+            return True
         if fault == "drop":
             return False
         if fault in ("throttle", "error", "expire"):

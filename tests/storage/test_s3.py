@@ -7,15 +7,26 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from datasync.errors import ConflictError, DeniedError, NotFoundError, StoreError, TransientError, UsageError
+from datasync.errors import (
+    ConflictError,
+    DeniedError,
+    NotFoundError,
+    StoreError,
+    TransientError,
+    UnsupportedError,
+    UsageError,
+)
 from datasync.storage import open_store, retry, s3_probe
 from datasync.storage.s3_list import listed
-from datasync.storage.s3_probe import Traits
+from datasync.storage.s3_probe import AMAZON, Traits
+from tests.faults.proxy import KINDS, FaultProxy, Request
 from tests.servers import S3Server, find_program, free_ports
 
 
@@ -242,6 +253,106 @@ def test_abilities_are_kept_for_other_processes(
     file.write_text("{ broken")
     assert s3_probe._found(api, "x") == found
     assert calls == ["probe"] * 3
+
+
+def _good(traits: Traits) -> Traits:
+    """What SeaweedFS can do, as a probe without faults finds it."""
+    return replace(
+        AMAZON, conditional_complete=traits.conditional_complete, multipart_crc=traits.multipart_crc
+    )
+
+
+def _probed(proxy: FaultProxy, url: str) -> Traits:
+    store = open_store(url, **proxy.options)
+    return s3_probe.probe(store.api, store.prefix)
+
+
+def _ends(name: str, method: str = "PUT") -> Callable[[Request], bool]:
+    return lambda request: request.method == method and name in request.target.partition("?")[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "when"),
+    [
+        ("lose", _ends("/race-")),  # the winner's answer among others
+        ("flip", _ends("/copy", "GET")),
+        ("flip", _ends("/plain", "GET")),
+        ("flip", _ends("/multipart", "GET")),
+        ("expire", _ends("/copy")),
+        ("error", _ends("/race-")),
+        ("throttle", _ends("/crc")),
+    ],
+)
+def test_a_fault_of_a_moment_is_not_taken_for_a_lack_of_ability(
+    s3_a: S3Server, kind: str, when: Callable[[Request], bool]
+) -> None:
+    with FaultProxy(s3_a) as proxy:
+        proxy.script(*[kind] * (4 if "lose" in kind else 1), when=when)
+        found = _probed(proxy, s3_a.url("root"))
+        assert proxy.faults[kind] >= 1
+    assert found == _good(found)
+
+
+def test_what_a_probe_could_not_see_is_not_recorded(s3_a: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Traits] = []
+    monkeypatch.setattr(s3_probe, "_is_loopback", lambda endpoint: False)
+    monkeypatch.setattr(s3_probe, "_cached", lambda path: None)
+    monkeypatch.setattr(s3_probe, "_keep", lambda path, endpoint, traits: kept.append(traits))
+    url = s3_a.url("root")
+    for kind, kinds in (("expire", DeniedError), ("lose", TransientError)):
+        with FaultProxy(s3_a) as proxy:
+            proxy.script(*[kind] * 500, when=_ends("/race-"))
+            with pytest.raises(kinds):
+                open_store(url, **proxy.options).abilities()
+            proxy.reset()
+            assert kept == []
+            found = open_store(url, **proxy.options).traits()  # the next one asks again
+            assert found == _good(found) == kept.pop()
+
+
+def test_a_network_at_its_worst_never_makes_a_probe_say_what_is_not_so(s3_a: S3Server) -> None:
+    url, good = s3_a.url("root"), 0
+    for seed in range(12):
+        kinds = [kind for kind in KINDS if kind not in ("stall", "delay")]
+        with FaultProxy(s3_a, seed=seed, rate=0.2, kinds=kinds) as proxy:
+            try:
+                found = _probed(proxy, url)
+            except (TransientError, DeniedError):
+                continue
+        assert found == _good(found)
+        good += 1
+    assert good
+
+
+def test_a_server_without_batches_deletes_one_by_one(s3_a: S3Server) -> None:
+    """As the S3 door of Google's store is: DeleteObjects is not there."""
+    with FaultProxy(s3_a, unable=lambda request: request.target.endswith("?delete=")) as proxy:
+        store = open_store(s3_a.url("root"), **proxy.options)
+        assert not store.traits().batch_delete
+        for number in range(5):
+            store.write(f"k{number}", b"1")
+        proxy.reset()
+        store.delete([f"k{number}" for number in range(4)] + ["never-there"])
+        assert [info.key for info in store.list()] == ["k4"]
+        assert [request.method for request in proxy.requests].count("DELETE") == 5
+        assert "POST" not in [request.method for request in proxy.requests]
+
+
+def test_a_server_that_knows_no_conditions_copies_or_uploads_is_used_without(s3_a: S3Server) -> None:
+    def unable(request: Request) -> bool:
+        named = {"if-none-match", "if-match", "x-amz-copy-source", "x-amz-checksum-crc32c"}
+        return bool(named & request.headers.keys() and request.method == "PUT") or "uploads" in request.target
+
+    with FaultProxy(s3_a, unable=unable) as proxy:
+        store = open_store(s3_a.url("root"), **proxy.options)
+        traits = store.traits()
+        assert not any(
+            (traits.if_absent, traits.if_match, traits.crc32c, traits.server_copy, traits.multipart)
+        )
+        store.write("k", b"1" * 100_000)  # checked by an MD5
+        assert store.read("k") == b"1" * 100_000
+        with pytest.raises(UnsupportedError, match="conditional"):
+            store.write("k", b"2", if_absent=True)
 
 
 def test_a_server_that_ignores_conditions_is_not_trusted_with_them(tmp_path: Path) -> None:
