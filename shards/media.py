@@ -189,7 +189,8 @@ def _jpeg_segments(data: bytes) -> tuple[int, tuple[int, int]]:
 def _whole_jpeg(data: bytes) -> tuple[int, int]:
     """Width and height. The end marker must come behind the first scan; a thumbnail has one of its own."""
     scan, size = _jpeg_segments(data)
-    if data.find(b"\xff\xd9", scan) < 0:
+    # Nearly always it is the last thing; only else is it worth a search.
+    if not data.endswith(b"\xff\xd9", scan) and data.find(b"\xff\xd9", scan) < 0:
         raise MediaError("the JPEG is truncated: it has no end marker")
     return size
 
