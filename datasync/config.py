@@ -390,6 +390,9 @@ def _dataset(
             raise UsageError(f"{name!r} is reserved or ends in a slash")
     except UsageError:
         raise place.wrong(f"{name!r} cannot name a dataset", "use a name that can be a folder") from None
+    for key in values.table(value, place):
+        if key not in _DATASET and _is_shard_option(key.replace("-", "_")):
+            raise place.wrong(f"{key!r} is an option of datasync shard", f"write shard.{key} = …")
     found = values.fields(value, place, _DATASET)
     if "home" in found:
         _check_cluster(found["home"], place.at("home"), clusters)
@@ -399,6 +402,12 @@ def _dataset(
     if "shard" in found:
         found["shard"] = {key.replace("-", "_"): item for key, item in found["shard"].items()}
     return DatasetConfig(name=name, **found)
+
+
+def _is_shard_option(name: str) -> bool:
+    from shards.options import ConvertOptions
+
+    return name in ConvertOptions.__dataclass_fields__
 
 
 def _replication(

@@ -50,9 +50,9 @@ def inspect(
     if as_json:
         print(json.dumps(_as_json(found), indent=2))
     else:
-        _show(found)
+        _show(found, rows=html is None)
         if html is not None:
-            print(f"\nwritten to {html}")
+            print(f"\n{len(found.rows):,} samples are in {html}")
 
 
 def _store(config: Config, place: str) -> Store:
@@ -70,7 +70,7 @@ def _store(config: Config, place: str) -> Store:
     return config.dataset_store(clusters[0].name, place)
 
 
-def _show(found: Description) -> None:
+def _show(found: Description, *, rows: bool) -> None:
     from shards.describe import summarize
     from shards.progress import format_bytes, format_count
 
@@ -96,7 +96,7 @@ def _show(found: Description) -> None:
         f"sizes of {format_count(found.measured_samples, 'sample')}"
         f" in {found.measured:,} of {format_count(found.shards, 'shard')}"
     )
-    for number, row in found.rows:
+    for number, row in found.rows if rows else ():
         print(f"\nsample {number:,}")
         for name, value in row.items():
             print(f"  {summarize(name, width=width) or repr(name):<{width}}  {summarize(value)}")

@@ -25,12 +25,12 @@ def merge(
     $JOB_COMPLETION_INDEX/N. Running a share again does only what is missing of it.
     """
     from datasync.cli import load_config
-    from datasync.cli.shard import _as_json, _show
+    from datasync.cli.shard import _as_json, show
     from shards.convert import merge as merge_job
 
     result = merge_job(load_config().resolve(out))
     if as_json:
         print(json.dumps(_as_json(result), indent=2))
     else:
-        _show(result, [out], None)
+        show(result, task=None, out=out)
     raise typer.Exit(3 if result.skipped else 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -114,7 +115,7 @@ def shard(
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show columns and size, write nothing.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, one line at the end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")] = False,
 ) -> None:
     """Turn a corpus into compressed, checksummed MDS shards with an index.
@@ -143,8 +144,12 @@ def shard(
     result = _convert(config, sources, out, options)
     if as_json:
         print(json.dumps(_as_json(result), indent=2))
+    elif quiet:
+        print(_line(result))
     else:
-        _show(result, places, task)
+        show(result, task=task, out=places[-1])
+        if result.published:
+            print(f"{'next':<8} {_next_step(config, result, places)}")
     raise typer.Exit(3 if result.skipped else 0)
 
 
@@ -179,6 +184,12 @@ def _convert(config: Config, sources: list[str], out: str, options: dict[str, An
 
     if os.path.isfile(out):
         raise UsageError(f"{out} is a file", mend="give the folder that the dataset is to have")
+    if out.startswith(("http://", "https://")):
+        raise UsageError(
+            f"{out} is a web address, and nothing can be written there",
+            mend="give a folder, s3://bucket/name, gs://bucket/name or cluster:name; "
+            "an S3 endpoint goes into [clusters.NAME] of datasync.toml",
+        )
     urls, access = locate(config, sources)
     store = config.resolve(out)
     return convert(urls, store, storage_options=access, **options)
@@ -236,14 +247,26 @@ def _as_json(result: ConvertResult) -> dict[str, Any]:
     return document
 
 
-def _show(result: ConvertResult, places: Sequence[str], task: str | None) -> None:
+def _line(result: ConvertResult) -> str:
+    """What came of it, in one line."""
+    from shards.progress import format_bytes, format_count
+
+    skipped = f" · {result.skipped:,} skipped" if result.skipped else ""
+    shards = sum(part.shards for part in result.published)
+    stored = format_bytes(sum(part.stored_bytes for part in result.published))
+    made = f" · {format_count(shards, 'shard')} · {stored}" if result.published else ""
+    return f"{result.url}: {format_count(result.rows, 'row')}{made}{skipped}"
+
+
+def show(result: ConvertResult, *, task: str | None, out: str) -> None:
+    """Print what came of a job, or of share `task` of it."""
     from shards.progress import format_bytes, format_seconds
 
     if result.finished:
         print(f"{result.url}: nothing to do, it is finished and up to date ({result.rows:,} rows)")
     if not result.published:
         print(f"{result.url}: share {task} is done, {result.rows:,} rows in {result.ran:,} tasks")
-        print(f"not published yet; when every share is done: datasync merge {places[-1]}")
+        print(f"not published yet; when every share is done: datasync merge {out}")
     for part in result.published:
         rows = [
             ("rows", f"{part.samples:,}"),
@@ -253,9 +276,10 @@ def _show(result: ConvertResult, places: Sequence[str], task: str | None) -> Non
             ("version", part.version[:12]),
             ("where", f"{result.url}/{part.prefix}".rstrip("/")),
         ]
-        if not part.prefix or part is result.published[-1]:
-            rows.insert(4, ("skipped", f"{result.skipped:,}"))
-            rows.insert(5, ("time", format_seconds(result.seconds)))
+        if part is result.published[-1]:
+            rows.insert(4, ("time", format_seconds(result.seconds)))
+            if result.skipped:
+                rows.insert(4, ("skipped", f"{result.skipped:,}"))
         for name, value in rows:
             print(f"{name:<8} {value}")
         if part is not result.published[-1]:
@@ -266,8 +290,26 @@ def _show(result: ConvertResult, places: Sequence[str], task: str | None) -> Non
         _show_skipped(result)
 
 
+def _next_step(config: Config, result: ConvertResult, places: Sequence[str]) -> str:
+    """The command that people give next: replicate what lies at a cluster, look at what does not."""
+    prefix = result.published[0].prefix.rstrip("/")
+    recipe = config.datasets.get(places[-1]) if len(places) == 1 else None
+    head, colon, name = places[-1].partition(":")
+    if recipe is not None:
+        head, name = recipe.home or "", recipe.name
+    elif not colon or head not in config.clusters or not name:
+        return f"datasync inspect {shlex.quote(f'{places[-1]}/{prefix}' if prefix else places[-1])}"
+    name = f"{name}/{prefix}" if prefix else name
+    others = [cluster for cluster in config.clusters if cluster != head]
+    if not others:
+        return f"datasync inspect {shlex.quote(f'{head}:{name}')}"
+    home = "" if recipe is not None and not prefix else f" --from {head}"
+    return f"datasync replicate {shlex.quote(name)}{home} --to {others[0]}"
+
+
 def _show_skipped(result: ConvertResult) -> None:
-    print(f"{result.skipped:,} rows were skipped; they are in {result.quarantine}")
+    were = "row was" if result.skipped == 1 else "rows were"
+    print(f"{result.skipped:,} {were} skipped, see {result.quarantine}")
     for where, reason in result.examples:
         print(f"  {where}: {reason}")
 

@@ -23,7 +23,7 @@ h1 { font-size: 1.4rem } h2 { font-size: 1.1rem; margin-top: 2rem }
 table { border-collapse: collapse }
 th, td { text-align: left; padding: .3rem .9rem .3rem 0; vertical-align: top }
 th { font-weight: 600 } td.n { text-align: right; font-variant-numeric: tabular-nums }
-tr + tr td { border-top: 1px solid #8884 }
+tr + tr > * { border-top: 1px solid #8884 }
 .samples { display: grid; grid-template-columns: repeat(auto-fill, minmax(15rem, 1fr)); gap: 1rem }
 .sample { border: 1px solid #8886; border-radius: .5rem; padding: .8rem; overflow: hidden }
 .sample img { max-width: 100%; image-rendering: auto; background: #8882; border-radius: .25rem }

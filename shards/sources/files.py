@@ -26,7 +26,7 @@ import numpy as np
 from shards.errors import DatasyncError, UsageError
 from shards.sources.base import changed, content_error
 
-_COMPRESSED = (".gz", ".bz2", ".zst", ".zstd", ".xz")
+COMPRESSED = (".gz", ".bz2", ".zst", ".zstd", ".xz")
 _MARKERS = frozenset({"__MACOSX", "_SUCCESS", "_datasync"})
 _UNREADABLE = -1
 _READS_AT_ONCE = 16
@@ -182,7 +182,7 @@ def suffix(name: str) -> str:
     if at <= 0:
         return ""
     last = base[at:].lower()
-    if last in _COMPRESSED:
+    if last in COMPRESSED:
         return suffix(base[:at]) or last
     return sys.intern(".tar" if last == ".tgz" else last)
 

@@ -77,9 +77,9 @@ def part_tasks(
 
 
 @contextmanager
-def open_part(part: Part, number: int) -> Iterator[BinaryIO]:
-    """Open a file of `part` for reading forwards, decompressed, standing at its range and ending with it."""
-    with open_stream(part.files, number) as stream:
+def open_part(part: Part, number: int, *, text: bool = True) -> Iterator[BinaryIO]:
+    """As `open_stream`, standing at the range and ending with it."""
+    with open_stream(part.files, number, text=text) as stream:
         if part.begin.offset == 0 and part.end is None:
             yield stream
             return

@@ -12,6 +12,7 @@ import codecs
 import gzip
 import io
 import lzma
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO, NamedTuple, Protocol, cast
@@ -19,11 +20,12 @@ from typing import Any, BinaryIO, NamedTuple, Protocol, cast
 import zstandard
 
 from shards.sources.base import content_error
-from shards.sources.files import FileList
+from shards.sources.files import COMPRESSED, FileList
 
 _BLOCK = 1 << 20
 _WINDOW = 1 << 27
 _BITE = 1 << 12
+_BINARY = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")  # what no text holds
 
 
 class Line(NamedTuple):
@@ -97,16 +99,22 @@ def peek(stream: BinaryIO) -> bytes:
 
 
 @contextmanager
-def open_stream(files: FileList, number: int) -> Iterator[BinaryIO]:
-    """Open a file for reading forwards, decompressed.
+def open_stream(files: FileList, number: int, *, text: bool = True) -> Iterator[BinaryIO]:
+    """Open a file for reading forwards, decompressed; it should hold `text`, or anything.
 
     On leaving without an error, checks that the file is still the one that was listed.
+
+    Raises:
+        ValueError: It is neither compressed, as its name says, nor text.
     """
     with files.open(number) as raw:
-        head = raw.read(6)
+        head = raw.read(512)
         raw.seek(0)
         kind = compression(head)
         if kind is None:
+            name = files.names[number].lower()
+            if text and name.endswith(COMPRESSED) and not marked_encoding(head) and _BINARY.search(head):
+                raise ValueError(f"the file is not compressed with {name.rpartition('.')[2]}, nor is it text")
             yield raw
         else:
             with _decompressed(raw, kind) as stream:

@@ -47,7 +47,7 @@ class WebDataset(Source):
     def read(self, payload: Part) -> Iterator[Item]:
         for number, name in enumerate(payload.files.names):
             try:
-                with open_part(payload, number) as stream:
+                with open_part(payload, number, text=False) as stream:
                     yield from _samples(stream, name, payload.begin)
             except Exception as error:
                 if not content_error(error) and not isinstance(error, tarfile.TarError):

@@ -191,7 +191,7 @@ def test_skipped_rows_are_counted_in_summary_json_and_exit_code(tmp_path: Path, 
     assert "05.png: no image but an HTML or XML page" in failed.stderr
     skipped = run("shard", pictures, "out", "--on-error", "skip", cwd=tmp_path)
     assert skipped.returncode == 3
-    assert "1 rows were skipped" in skipped.stdout
+    assert "1 row was skipped" in skipped.stdout
     assert "05.png: no image but an HTML or XML page" in skipped.stdout
     document = json.loads(run("shard", pictures, "out2", "--on-error", "skip", "--json", cwd=tmp_path).stdout)
     assert (document["rows"], document["skipped"]) == (29, 1)
