@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from shards.sources import Bad, FileList, Item, Row, Source, Table, detect, list
 
 _SAMPLE_BYTES = 64 << 20
 _SAMPLE_ROWS = 100_000
-_SAMPLE_SLOW = 2_000  # where there is a transform, or files to fetch
+_SAMPLE_SLOW = 2_000  # where there is a transform
+_SAMPLE_FETCHED = 64  # where files are fetched for it
 _SAMPLE_TASKS = 16
 
 
@@ -140,7 +142,13 @@ def _columns(
     source: Source, options: ConvertOptions, sizes: np.ndarray[Any, np.dtype[np.int64]]
 ) -> tuple[list[Column], int]:
     """The columns of the source, and how many rows they were found from."""
-    declared = source.columns() if options.transform is None and not options.media else None
+    if options.media and options.transform is None:
+        columns, sampled = _columns(source, replace(options, media={}), sizes)
+        inference = Inference()
+        _look(source, options, sizes, inference, _SAMPLE_BYTES)
+        fetched = {column.source: column for column in inference.columns() if column.source in options.media}
+        return [fetched.get(column.source, column) for column in columns], sampled
+    declared = source.columns() if options.transform is None else None
     if isinstance(declared, Mapping):
         return [_encoded(name, encoding) for name, encoding in declared.items()], 0
     if declared is None:
@@ -182,7 +190,9 @@ def _look(
     else:
         chosen = {count * part // _SAMPLE_TASKS for part in range(_SAMPLE_TASKS)}
     rows = Rows(Schema(()), options, root=source.files.root, access=source.files.storage_options)
-    most = _SAMPLE_ROWS if options.transform is None and not options.media else _SAMPLE_SLOW
+    most = _SAMPLE_ROWS if options.transform is None else _SAMPLE_SLOW
+    if options.media:
+        most = _SAMPLE_FETCHED
     first_bad: Bad | None = None
     for number, task in enumerate(source.tasks()):
         if number not in chosen:
@@ -198,20 +208,24 @@ def _look(
             raise FormatError(
                 f"no row could be read; {first_bad.where}: {first_bad.reason}", mend="mend the source"
             )
-        raise FormatError(f"{source.files.root} has no rows", mend="give a corpus that holds something")
+        files = source.files
+        where = files.path(0) if len(files) == 1 else files.root
+        raise FormatError(f"{where} has no rows", mend="give a corpus that holds something")
 
 
 def _some(items: Iterable[Item], rows: Rows, size: int, count: int) -> Iterator[Row | Bad]:
-    """Rows of one task until they are enough, by bytes or by count."""
+    """Rows of one task until they are enough, by bytes that were read or by count."""
+    return islice(rows.raw(_within(items, size)), count)
+
+
+def _within(items: Iterable[Item], size: int) -> Iterator[Item]:
     for item in items:
-        if isinstance(item, Bad):
-            yield item
-            continue
-        for row in rows.raw(item):
-            yield row
-            count -= 1
-        size -= item.batch.nbytes if isinstance(item, Table) else _size(item.values)
-        if size < 0 or count < 0:
+        yield item
+        if isinstance(item, Table):
+            size -= item.batch.nbytes
+        else:
+            size -= _size(item.values) if isinstance(item, Row) else len(item.data)
+        if size < 0:
             return
 
 

@@ -61,7 +61,7 @@ class Rows:
         root: str = "",
         access: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        self._resolver = Resolver(options.media, root, access) if options.media else None
+        self._resolver = Resolver(options.media, root, access, _bad) if options.media else None
         self._columns = [column for column in schema.columns if not column.made]
         self._sources = frozenset(column.source for column in self._columns)
         self._known = known
@@ -82,29 +82,19 @@ class Rows:
         by_row = options.media_info or options.split or options.tokenizer or options.shuffle_seed is not None
         return simple and not by_row
 
-    def rows(self, item: Row | Table) -> Iterator[Row | Bad]:
-        """The rows of one item, with the dataset's columns, or why one is bad."""
-        for row in self.raw(item):
+    def rows(self, items: Iterable[Item]) -> Iterator[Row | Bad]:
+        """The rows of items, with the dataset's columns, or why one is bad."""
+        for row in self.raw(items):
             yield row if isinstance(row, Bad) else self._row(row)
 
-    def raw(self, item: Row | Table) -> Iterator[Row | Bad]:
-        """The rows of one item as the transform leaves them: what columns are inferred from."""
-        for row in self._resolved(_as_rows(item)):
+    def raw(self, items: Iterable[Item]) -> Iterator[Row | Bad]:
+        """The rows of items as the transform leaves them: what columns are inferred from."""
+        rows = (row for item in items for row in _as_rows(item))
+        for row in rows if self._resolver is None else self._resolver.resolve(rows):
             if isinstance(row, Bad):
                 yield row
             else:
                 yield from self._transformed(row)
-
-    def _resolved(self, rows: Iterator[Row]) -> Iterator[Row | Bad]:
-        """Rows with files in place of what names them."""
-        if self._resolver is None:
-            yield from rows
-            return
-        listed = list(rows)
-        found = self._resolver.resolve([(row.file, row.values) for row in listed])
-        for row, values in zip(listed, found, strict=True):
-            problem = next((value for value in values.values() if isinstance(value, Exception)), None)
-            yield row._replace(values=values) if problem is None else _bad(reason(problem), row)
 
     def _transformed(self, row: Row) -> Iterator[Row | Bad]:
         if self._transform is None:
@@ -211,8 +201,8 @@ def _short(value: Any) -> Any:
     return value[:256] if isinstance(value, str) else value
 
 
-def _as_rows(item: Row | Table) -> Iterator[Row]:
-    if isinstance(item, Row):
+def _as_rows(item: Item) -> Iterator[Row | Bad]:
+    if not isinstance(item, Table):
         yield item
         return
     columns = {

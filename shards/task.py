@@ -12,11 +12,14 @@ task alone (invariant 3).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shards.builder import FinishedShard, ShardBuilder
 from shards.digests import crc32c
 from shards.errors import DatasyncError, NotFoundError
+from shards.journal import Journal
 from shards.mds import RowError
 from shards.plan import Job
 from shards.rows import Rows, items
@@ -26,6 +29,7 @@ from shards.sources import load
 from shards.sources.base import Bad, Row, Table, Task
 from shards.sources.files import FileList
 from shards.split import parse_split, split_of
+from shards.storing import Behind, Storing
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,7 +49,7 @@ class BadRowError(DatasyncError):
 
 
 def run_task(job: Job, number: int, task: Task, report: Report | None = None) -> dict[str, Any]:
-    """Do a task and store what comes of it.
+    """Do a task, store what comes of it and write down in the journal that it is done.
 
     Args:
         job (Job): What the task is part of.
@@ -60,8 +64,30 @@ def run_task(job: Job, number: int, task: Task, report: Report | None = None) ->
         BadRowError: A row is bad and the job is to fail.
         DatasyncError: The source or the destination failed.
     """
+    storing = Storing()
+    try:
+        return make_task(job, number, task, storing, report or (lambda _: None)).result()
+    finally:
+        storing.settle()
+
+
+def make_task(job: Job, number: int, task: Task, storing: Storing, report: Report) -> Future[dict[str, Any]]:
+    """Do a task up to its last shard; the future is its record, when that and all shards are stored."""
+    behind = Behind(storing)
     if isinstance(task.payload, Bucket):
-        return _gather(job, number, task.payload, report or (lambda _: None))
+        record = _gather(job, number, task.payload, behind)
+    else:
+        record = _read(job, number, task.payload, behind, report)
+
+    def keep() -> dict[str, Any]:
+        Journal(job.sink, job.name).record(number, record)
+        return record
+
+    return behind.finish(keep)
+
+
+def _read(job: Job, number: int, payload: Any, behind: Behind, report: Report) -> dict[str, Any]:
+    """Everything but the second half of a shuffle: rows out of the source."""
     options = job.options
     source = load(job.source)(_no_files(), options.source_options())
     rows = Rows(
@@ -73,25 +99,28 @@ def run_task(job: Job, number: int, task: Task, report: Report | None = None) ->
         root=job.root,
         access=job.storage_options,
     )
-    done = _Outputs(job, number, report or (lambda _: None))
-    for item in items(source.read(task.payload)):
-        if isinstance(item, Bad):
-            done.bad(item)
-        elif isinstance(item, Table) and rows.whole_tables:
+    done = _Outputs(job, number, behind, report)
+    found = items(source.read(payload))
+    if not rows.whole_tables:
+        for row in rows.rows(found):
+            done.take(row)
+        return done.finish()
+    for item in found:
+        if isinstance(item, Table):
             batch, bad = rows.table(item)
             for refused in bad:
                 done.bad(refused)
             done.batch(batch, item)
         else:
-            for row in rows.rows(item):
+            for row in rows.rows((item,)):
                 done.take(row)
     return done.finish()
 
 
-def _gather(job: Job, number: int, bucket: Bucket, report: Report) -> dict[str, Any]:
+def _gather(job: Job, number: int, bucket: Bucket, behind: Behind) -> dict[str, Any]:
     """The second half of a shuffle: the rows of one bucket, sorted, as shards."""
     prefix = f"{bucket.split}/" if bucket.split else ""
-    output = _Output(job, prefix, job.schema.encodings, job.first + number)
+    output = _Output(job, prefix, job.schema.encodings, job.first + number, behind)
     for sample in gather(job.sink, bucket):
         output.store(output.builder.write_sample(sample))
     output.store(output.builder.finish())
@@ -113,15 +142,18 @@ def _no_files() -> FileList:
 class _Outputs:
     """Where rows go: a builder for each split, and one for what is bad."""
 
-    def __init__(self, job: Job, number: int, report: Report) -> None:
+    def __init__(self, job: Job, number: int, behind: Behind, report: Report) -> None:
         self._job = job
+        self._behind = behind
         self._ordinal = job.first + number
         self._edges = parse_split(job.options.split)
         self._outputs: dict[str, _Output] = {}
         self._packers: dict[str, Packer] = {}
         self._scatters: dict[str, Scatter] = {}
         self._number = number
-        self._quarantine = _Output(job, f"{QUARANTINE}/{job.name}/", QUARANTINE_COLUMNS, self._ordinal)
+        self._quarantine = _Output(
+            job, f"{QUARANTINE}/{job.name}/", QUARANTINE_COLUMNS, self._ordinal, behind
+        )
         self._examples: list[list[str]] = []
         self._skipped = self._rows = self._reported = 0
         self._report = report
@@ -192,9 +224,12 @@ class _Outputs:
         except RowError as error:
             written = error.written
         self._count(written)
-        rest = batch.slice(written)
-        for at, values in enumerate(rest.to_pylist(), written):
-            self._store(Row(values, table.file, table.first + at), "")
+        for at in range(written, batch.num_rows):
+            try:
+                output.store(output.builder.write_batch(batch.slice(at, 1)))
+                self._count(1)
+            except RowError as error:
+                self.bad(Bad(error.message, table.file, table.first + at))
 
     def bad(self, bad: Bad) -> None:
         if self._job.options.on_error == "fail":
@@ -242,7 +277,7 @@ class _Outputs:
         if output is None:
             prefix = f"{split}/" if split else ""
             output = self._outputs[split] = _Output(
-                self._job, prefix, self._job.schema.encodings, self._ordinal
+                self._job, prefix, self._job.schema.encodings, self._ordinal, self._behind
             )
         return output
 
@@ -256,8 +291,9 @@ class _Outputs:
 class _Output:
     """The shards of one dataset that a task writes."""
 
-    def __init__(self, job: Job, prefix: str, columns: dict[str, str], ordinal: int) -> None:
+    def __init__(self, job: Job, prefix: str, columns: dict[str, str], ordinal: int, behind: Behind) -> None:
         options = job.options
+        self._behind = behind
         self._sink: Sink = job.sink
         self._prefix = prefix
         self.entries: list[dict[str, Any]] = []
@@ -271,12 +307,15 @@ class _Output:
 
     def store(self, shards: list[FinishedShard]) -> None:
         for shard in shards:
-            file = shard.info.stored
-            key = self._prefix + file.basename
             checksum = crc32c(shard.data)
-            if not self._stored(key, file.bytes):
-                self._sink.write(key, shard.data, crc32c=checksum)
+            self._behind.put(partial(self._write, shard, checksum))
             self.entries.append({"shard": shard.info.to_dict(), "crc32c": checksum})
+
+    def _write(self, shard: FinishedShard, checksum: int) -> None:
+        file = shard.info.stored
+        key = self._prefix + file.basename
+        if not self._stored(key, file.bytes):
+            self._sink.write(key, shard.data, crc32c=checksum)
 
     def _stored(self, key: str, size: int) -> bool:
         """Whether an earlier try, or a task with the same rows, has stored it: its name is its content."""

@@ -1,7 +1,8 @@
 """Arrow IPC files and streams, Feather, and Hugging Face datasets on disk (`save_to_disk`).
 
-In a folder with a `state.json`, the files are those that it names, in its order. A file is cut between its
-record batches; a stream cannot be cut.
+In a folder with a `state.json`, the files are those that it names, in its order; where it also names indices
+(what was saved is a view: shuffled, filtered, sorted), the rows are those that they choose, in their order. A
+file is cut between its record batches; a stream cannot be cut.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shards.errors import UsageError
+import numpy as np
+
+from shards.errors import FormatError, UsageError
 from shards.sources.base import Bad, Item, Source, SourceOptions, Table, Task, content_error, reason
 from shards.sources.files import FileList
 
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 _MAGIC = b"ARROW1"
 _STATE = "state.json"
 _ROWS = 65_536
+_VIEW_BYTES = 4 << 20
 
 
 class Arrow(Source):
@@ -117,6 +121,9 @@ class HuggingFace(Arrow):
 
     def mine(self) -> FileList:
         """The files that `state.json` names."""
+        return self._named("_data_files")
+
+    def _named(self, part: str) -> FileList:
         states = [n for n, name in enumerate(self.files.names) if name.rpartition("/")[2] == _STATE]
         if len(states) != 1:
             folders = ", ".join(self.files.names[n].rpartition("/")[0] for n in states) or "none"
@@ -125,20 +132,94 @@ class HuggingFace(Arrow):
             )
         (state,) = states
         folder = self.files.names[state].removesuffix(_STATE)
-        said = json.loads(self.files.read(state))
-        if said.get("_indices_data_files"):
-            raise UsageError(
-                f"{self.files.root} is a view of a dataset, by indices",
-                mend="save it again after flatten_indices()",
-            )
+        try:
+            names = [folder + file["filename"] for file in json.loads(self.files.read(state)).get(part) or []]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise FormatError(
+                f"{self.files.names[state]} is damaged: {error}", mend="copy it again"
+            ) from error
         index = self.files.index()
-        names = [folder + part["filename"] for part in said["_data_files"]]
         missing = [name for name in names if name not in index]
         if missing:
             raise UsageError(
                 f"{self.files.root} lacks {missing[0]}, which state.json names", mend="copy it again"
             )
         return self.files.select([index[name] for name in names])
+
+    def tasks(self) -> Iterator[Task]:
+        chosen = self._named("_indices_data_files")
+        if not len(chosen):
+            yield from super().tasks()
+            return
+        files = self.mine()
+        if files.remote:
+            raise UsageError(
+                f"{files.root} is a view of a dataset, whose rows lie anywhere in its files",
+                mend="copy it to a local disk first, or save it again after flatten_indices()",
+            )
+        numbers = _indices(chosen)
+        rows = _rows(files)
+        if len(numbers) and int(numbers.max()) >= rows:
+            raise FormatError(
+                f"{chosen.names[0]} names row {int(numbers.max()):,} of {rows:,}", mend="copy it again"
+            )
+        size = files.total_bytes * len(numbers) // max(rows, 1)
+        count = max(1, min(-(-size // self.options.target_bytes), len(numbers)))
+        edges = [len(numbers) * part // count for part in range(count + 1)]
+        for begin, end in pairwise(edges):
+            yield Task(payload=View(files, chosen.names[0], begin, numbers[begin:end]), bytes=size // count)
+
+    def read(self, payload: Any) -> Iterator[Item]:
+        if not isinstance(payload, View):
+            yield from super().read(payload)
+            return
+        import pyarrow as pa
+
+        files, numbers = payload.files, payload.numbers
+        try:
+            tables = []
+            for number in range(len(files)):
+                with _opened(files.slice(range(number, number + 1)), mapped=True) as reader:
+                    tables.append(pa.Table.from_batches(_each(reader, 0, None), schema=reader.schema))
+            table = pa.concat_tables(tables)
+            step = max(1, min(_ROWS, _VIEW_BYTES * table.num_rows // max(table.nbytes, 1)))
+            for start in range(0, len(numbers), step):
+                taken = table.take(pa.array(numbers[start : start + step])).combine_chunks()
+                for batch in taken.to_batches():
+                    yield Table(batch, payload.name, payload.first + start)
+                    start += batch.num_rows
+            for number in range(len(files)):
+                files.check_unchanged(number)
+        except Exception as error:
+            if not content_error(error):
+                raise
+            yield Bad(reason(error), payload.name)
+
+
+class View(NamedTuple):
+    """A task of a view: the rows of all files that it has, by number; the first of them is row `first`."""
+
+    files: FileList
+    name: str
+    first: int
+    numbers: np.ndarray[Any, np.dtype[np.int64]]
+
+
+def _indices(files: FileList) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The numbers of the rows that a view chooses."""
+    parts = [np.empty(0, np.int64)]
+    for number in range(len(files)):
+        with _opened(files.slice(range(number, number + 1))) as reader:
+            parts += [batch.column(0).to_numpy().astype(np.int64) for batch in _each(reader, 0, None)]
+    return np.concatenate(parts)
+
+
+def _rows(files: FileList) -> int:
+    count = 0
+    for number in range(len(files)):
+        with _opened(files.slice(range(number, number + 1)), mapped=True) as reader:
+            count += sum(batch.num_rows for batch in _each(reader, 0, None))
+    return count
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -303,6 +304,22 @@ def test_a_row_that_no_shard_can_hold_is_refused(tmp_path: Path, monkeypatch: py
     result = convert(tmp_path / "a.jsonl", tmp_path / "out", on_error="skip", size_limit=1500)
     assert [row["a"] for row in rows(tmp_path / "out")] == ["x", "z"]
     assert "4 GiB" in result.examples[0][1]
+
+
+def test_rows_beside_one_that_no_shard_can_hold_keep_their_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shards import builder
+
+    monkeypatch.setattr(builder, "U32_MAX", 2000)
+    values = [[1, 2], [3] * 3000, [4, 5]]
+    pq.write_table(pa.table({"a": pa.array(values, pa.list_(pa.int16()))}), tmp_path / "a.parquet")
+    result = convert(
+        tmp_path / "a.parquet", tmp_path / "out", on_error="skip", size_limit=1500, columns={"a": "ndarray"}
+    )
+    found = [row["a"] for row in rows(tmp_path / "out")]
+    assert [(value.dtype.name, value.tolist()) for value in found] == [("int16", [1, 2]), ("int16", [4, 5])]
+    assert result.examples[0][0] == "a.parquet:1"
 
 
 def test_members_of_one_key_that_stand_apart_are_refused(tmp_path: Path) -> None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import math
+import shutil
 import tarfile
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -185,6 +190,25 @@ def test_a_hugging_face_dataset_on_disk(corpora: Path, tmp_path: Path) -> None:
     assert [row["text"].decode() for row in stored] == [said["text"] for said in expected]
 
 
+def test_a_view_of_a_hugging_face_dataset_gives_its_rows_in_its_order(corpora: Path, tmp_path: Path) -> None:
+    folder = corpora / "foreign" / "hf_datasets" / "emoji_images"
+    shutil.copytree(folder, tmp_path / "in", copy_function=shutil.copy)
+    convert(folder, tmp_path / "whole")
+    whole = raw_rows(tmp_path / "whole")
+    numbers = np.random.default_rng(0).permutation(len(whole))[: len(whole) // 2]
+    numbers[3] = numbers[5]  # a view may take a row twice
+    with pa.OSFile(str(tmp_path / "in" / "indices.arrow"), "wb") as file:
+        table = pa.table({"indices": pa.array(numbers, pa.uint64())})
+        with pa.ipc.new_stream(file, table.schema) as writer:
+            writer.write_table(table, max_chunksize=17)
+    state = json.loads((tmp_path / "in" / "state.json").read_text())
+    state["_indices_data_files"] = [{"filename": "indices.arrow"}]
+    (tmp_path / "in" / "state.json").write_text(json.dumps(state))
+    result = convert(tmp_path / "in", tmp_path / "out", size_limit="64kb")
+    assert result.tasks > 2
+    assert raw_rows(tmp_path / "out") == [whole[number] for number in numbers]
+
+
 def test_webdataset_as_the_tar_holds_it(corpora: Path, tmp_path: Path) -> None:
     path = corpora / "foreign" / "webdataset" / "emoji-000000.tar.gz"
     convert(path, tmp_path / "out")
@@ -257,6 +281,108 @@ def test_lerobot_episodes(corpora: Path, tmp_path: Path) -> None:
         np.testing.assert_array_equal(row["action"], np.array(table.column("action").to_pylist(), np.float32))
         np.testing.assert_array_equal(row["frame_index"], table.column("frame_index").to_numpy())
         assert len(row["tasks"]) == 1
+
+
+def _record(path: Path, frames: int, color: int) -> None:
+    """A video with frames that lean on others, as recorders make them."""
+    import av
+
+    with av.open(str(path), "w") as made:
+        stream = made.add_stream("h264", rate=25)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        stream.options = {"g": "15", "bf": "2"}
+        for number in range(frames):
+            picture = np.full((48, 64, 3), (color + number) % 256, np.uint8)
+            made.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        made.mux(stream.encode())
+
+
+def _two_versions(folder: Path, out: Path) -> None:
+    """The corpus of LeRobot 2.1 with new videos; the same as 3.0 lays it out: all episodes in one file."""
+    import av
+
+    shutil.copytree(folder, out / "two", copy_function=shutil.copy)
+    info = json.loads((folder / "meta" / "info.json").read_text())
+    info |= {
+        "codebase_version": "v3.0",
+        "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
+        "video_path": "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
+    }
+    camera = "observation.images.top"
+    for part in ("meta/episodes/chunk-000", "data/chunk-000", f"videos/{camera}/chunk-000"):
+        (out / "three" / part).mkdir(parents=True)
+    (out / "three" / "meta" / "info.json").write_text(json.dumps(info))
+    said = [json.loads(line) for line in (folder / "meta" / "episodes.jsonl").read_text().splitlines()]
+    tables = [pq.read_table(folder / f"data/chunk-000/episode_{n:06d}.parquet") for n in range(3)]
+    pq.write_table(pa.concat_tables(tables), out / "three/data/chunk-000/file-000.parquet")
+    episodes, at = [], 0
+    with av.open(str(out / "three" / "videos" / camera / "chunk-000" / "file-000.mp4"), "w") as made:
+        copy = None
+        for number, table in enumerate(tables):
+            video = out / "two" / "videos" / "chunk-000" / camera / f"episode_{number:06d}.mp4"
+            _record(video, table.num_rows, number * 70)
+            with av.open(str(video)) as source:
+                stream = source.streams.video[0]
+                copy = copy or made.add_stream_from_template(stream)
+                shift = round(at / 25 / stream.time_base)
+                for packet in source.demux(stream):
+                    if packet.pts is not None:
+                        packet.pts, packet.dts, packet.stream = packet.pts + shift, packet.dts + shift, copy
+                        made.mux(packet)
+            episodes.append(
+                {
+                    "episode_index": number,
+                    "tasks": said[number]["tasks"],
+                    "length": table.num_rows,
+                    "data/chunk_index": 0,
+                    "data/file_index": 0,
+                    f"videos/{camera}/chunk_index": 0,
+                    f"videos/{camera}/file_index": 0,
+                    f"videos/{camera}/from_timestamp": at / 25,
+                    f"videos/{camera}/to_timestamp": (at + table.num_rows) / 25,
+                    "stats/action/mean": [0.0],
+                }
+            )
+            at += table.num_rows
+    pq.write_table(pa.Table.from_pylist(episodes), out / "three/meta/episodes/chunk-000/file-000.parquet")
+
+
+def _pictures(video: bytes) -> list[str]:
+    import av
+
+    with av.open(io.BytesIO(video)) as container:
+        return [
+            hashlib.sha256(frame.to_ndarray(format="rgb24")).hexdigest()
+            for frame in container.decode(video=0)
+        ]
+
+
+def test_lerobot_3_gives_the_episodes_of_lerobot_2(corpora: Path, tmp_path: Path) -> None:
+    _two_versions(corpora / "foreign" / "lerobot_like", tmp_path / "in")
+    convert(tmp_path / "in" / "two", tmp_path / "two")
+    result = convert(tmp_path / "in" / "three", tmp_path / "three", size_limit="20kb")
+    assert result.tasks > 1
+    expected = rows(tmp_path / "two")
+    for got, row in zip(rows(tmp_path / "three"), expected, strict=True):
+        camera = "observation.images.top"
+        assert _pictures(got.pop(camera)) == _pictures(row.pop(camera))
+        assert {name: plain(value) for name, value in got.items()} == {
+            name: plain(value) for name, value in row.items()
+        }
+
+
+def test_a_lerobot_3_video_that_lacks_frames_is_refused_by_episode(corpora: Path, tmp_path: Path) -> None:
+    _two_versions(corpora / "foreign" / "lerobot_like", tmp_path)
+    episodes = tmp_path / "three/meta/episodes/chunk-000/file-000.parquet"
+    said = pq.read_table(episodes).to_pylist()
+    said[1]["videos/observation.images.top/from_timestamp"] += 0.4
+    said[2]["length"] += 1
+    pq.write_table(pa.Table.from_pylist(said), episodes)
+    result = convert(tmp_path / "three", tmp_path / "out", on_error="skip")
+    assert [row["episode_index"] for row in rows(tmp_path / "out")] == [0]
+    reasons = [reason for _, reason in result.examples]
+    assert "there is no key frame at 10.400 s" in reasons[0]
+    assert "where meta/episodes says" in reasons[1]
 
 
 def test_text_files_and_lines(tmp_path: Path) -> None:
@@ -332,27 +458,85 @@ def test_media_columns_name_files_beside_or_urls(tmp_path: Path) -> None:
     assert "leaves the corpus" in rows(result.quarantine)[1]["reason"]
 
 
-def test_a_url_column_is_fetched(tmp_path: Path) -> None:
-    import functools
-    import threading
-    from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+class Web(BaseHTTPRequestHandler):
+    """Pictures by number, and the ways in which a server disappoints."""
 
-    (tmp_path / "web").mkdir()
-    (tmp_path / "web" / "0.png").write_bytes(image_bytes(0))
+    protocol_version = "HTTP/1.1"
+    asked: ClassVar[list[str]] = []
+    busy: ClassVar[int] = 0
+    busiest: ClassVar[int] = 0
 
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, *_: Any) -> None: ...
+    def log_message(self, *_: Any) -> None: ...
 
-    handler = functools.partial(Quiet, directory=str(tmp_path / "web"))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    def do_GET(self) -> None:
+        first = self.path not in self.asked
+        Web.asked.append(self.path)
+        Web.busy += 1
+        Web.busiest = max(Web.busiest, Web.busy)
+        kind, _, number = self.path[1:].partition("/")
+        time.sleep(0.03)
+        Web.busy -= 1
+        data = image_bytes(int(number or 0))
+        if kind == "away":
+            self._answer(302, b"", Location=f"http://{self.headers['Host']}/good/{number}")
+        elif kind == "file":
+            self._answer(302, b"", Location="file:///etc/passwd")
+        elif kind == "gone":
+            self._answer(404, b"")
+        elif kind == "once" and first:
+            self._answer(503, b"", Retry_After="0")
+        elif kind == "cut" and first:
+            self._answer(200, data[:20], Content_Length=str(len(data)))
+            self.close_connection = True
+        elif kind == "huge":
+            self._answer(200, b"", Content_Length=str(1 << 40))
+            self.close_connection = True
+        else:
+            self._answer(200, data)
+
+    def _answer(self, code: int, data: bytes, **headers: str) -> None:
+        self.send_response(code)
+        for name, value in {"Content_Length": str(len(data)), **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        self.wfile.write(data)
+
+
+def test_a_url_column_is_fetched_in_order_and_a_few_rows_at_a_time(tmp_path: Path) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Web) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         base = f"http://127.0.0.1:{server.server_address[1]}"
-        lines = [{"image": f"{base}/0.png", "n": 0}, {"image": f"{base}/1.png", "n": 1}]
+        paths = [f"good/{number}" for number in range(100)]
+        paths[10:16] = ["once/10", "cut/11", "away/12", "gone/13", "huge/14", "file/15"]
+        lines = [{"image": f"{base}/{path}", "n": number} for number, path in enumerate(paths)]
+        lines += [{"image": "ftp://127.0.0.1/x", "n": 100}, {"image": "http://127.0.0.1:9/x", "n": 101}]
         (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         result = convert(tmp_path / "a.jsonl", tmp_path / "out", media={"image": "url"}, on_error="skip")
         server.shutdown()
-    assert [row["image"] for row in raw_rows(tmp_path / "out")] == [image_bytes(0)]
-    assert result.skipped == 1
+    assert result.columns == {"image": "png", "n": "int"}
+    good = [number for number in range(100) if number not in (13, 14, 15)]
+    assert [row["image"] for row in raw_rows(tmp_path / "out")] == [image_bytes(n) for n in good]
+    assert [row["n"] for row in rows(tmp_path / "out")] == good
+    refused = {row["where"]: row["reason"] for row in rows(result.quarantine)}
+    assert [where.rpartition(":")[2] for where in refused] == ["14", "15", "16", "101", "102"]
+    for reason, said in zip(
+        refused.values(),
+        ("404 Not Found", "more than the", "not allowed", "only http and https", "refused"),
+        strict=True,
+    ):
+        assert said in reason
+    assert 4 <= Web.busiest <= 16
+
+
+def test_media_leaves_the_types_that_a_format_declares_alone(tmp_path: Path) -> None:
+    (tmp_path / "0.png").write_bytes(image_bytes(0))
+    table = pa.table(
+        {"image": ["0.png"] * 3, "n": pa.array([1, 2, 3], pa.int16()), "t": pa.array([1, 2, 3], pa.date32())}
+    )
+    pq.write_table(table, tmp_path / "a.parquet")
+    result = convert(tmp_path / "a.parquet", tmp_path / "out", media={"image": "path"})
+    assert result.columns == {"image": "png", "n": "int16", "t": "str"}
+    assert [row["t"] for row in rows(tmp_path / "out")] == ["1970-01-02", "1970-01-03", "1970-01-04"]
 
 
 class Countdown(Source):
