@@ -1,8 +1,9 @@
 """Where tasks run: in this process, in worker processes, on a Ray cluster; the same code, the same bytes.
 
-An engine takes numbered tasks, runs each, and calls `on_record` with its record as soon as it is finished. A
-task whose process died, or whose store did not answer, is tried again, three times in all; then the job fails
-with that error. An error of the data or the user ends the job at once. Whatever ends it, no worker is left.
+An engine takes numbered tasks, runs each, and calls `on_record` with its record once that is in the journal.
+A task whose process died, or whose store did not answer, is tried again, three times in all; then the job
+fails with that error. An error of the data or the user ends the job at once. Whatever ends it, no worker is
+left.
 """
 
 from __future__ import annotations
@@ -106,7 +107,12 @@ class _Pool:
         if what == "rows":
             on_rows(value)
             return
-        worker.number = None
+        if worker.number == number:
+            worker.number = None
+        if what == "made":
+            worker.storing.add(number)
+            return
+        worker.storing.discard(number)
         task = self._running.pop(number)
         if what == "done":
             self._tries.pop(number, None)
@@ -118,21 +124,21 @@ class _Pool:
             raise value
 
     def _died(self, worker: Worker) -> None:
-        """Put its task back, unless that has had its tries."""
+        """Put its tasks back, unless one has had its tries."""
         worker.stop()
         self._workers.remove(worker)
-        if worker.number is None:
-            return
-        number = worker.number
-        task = self._running.pop(number)
         code = worker.process.returncode
-        if self._tries[number] >= TRIES:
-            raise DatasyncError(
-                f"task {number} ended its worker {TRIES} times (last exit status {code})",
-                mend="look for a lack of memory; --workers 1 and a smaller --size-limit need less",
-            )
-        _log.warning("a worker died at task %d (exit status %s); trying it again", number, code)
-        self._again.append((number, task))
+        blamed = worker.storing if worker.number is None else {worker.number}
+        for number in sorted(worker.storing | blamed):
+            if number not in blamed:
+                self._tries[number] -= 1
+            elif self._tries[number] >= TRIES:
+                raise DatasyncError(
+                    f"task {number} ended its worker {TRIES} times (last exit status {code})",
+                    mend="look for a lack of memory; --workers 1 and a smaller --size-limit need less",
+                )
+            _log.warning("a worker died at task %d (exit status %s); trying it again", number, code)
+            self._again.append((number, self._running.pop(number)))
 
     def stop(self) -> None:
         for worker in self._workers:

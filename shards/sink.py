@@ -11,7 +11,7 @@ import fcntl
 import os
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
@@ -135,8 +135,8 @@ class LocalSink:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._place(temporary, path, key, if_absent, if_match)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._place(temporary, path, key, if_absent, if_match)
             _sync(path.parent)
             return self.stat(key)
         except OSError as error:
@@ -146,7 +146,7 @@ class LocalSink:
             ) from error
         finally:
             temporary.unlink(missing_ok=True)
-            _remove_empty(temporary.parent)
+            _sweep(temporary.parent)
 
     def _place(self, temporary: Path, path: Path, key: str, if_absent: bool, if_match: str | None) -> None:
         if if_absent:
@@ -171,14 +171,30 @@ class LocalSink:
 
 
 def _create(path: Path) -> IO[bytes]:
-    """Make a file and its folder, which another process may be removing, since it was empty."""
+    """Make a file, locked while its writer lives, and its folder, which others remove when it is empty."""
     for _ in range(100):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            return open(path, "xb")
+            file = open(path, "xb")  # noqa: SIM115  it is what is returned
         except (FileNotFoundError, FileExistsError):
             continue
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if os.fstat(file.fileno()).st_nlink:
+            return file
+        file.close()  # swept away before it was locked
     raise FileNotFoundError(errno.ENOENT, "the folder is removed again and again")
+
+
+def _sweep(folder: Path) -> None:
+    """Remove the folder of temporary files, and those in it whose writers are dead: nobody locks them."""
+    if _remove_empty(folder):
+        return
+    with suppress(OSError):
+        for path in folder.iterdir():
+            with suppress(OSError), open(path, "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+    _remove_empty(folder)
 
 
 def _etag(status: os.stat_result) -> str:

@@ -1,7 +1,8 @@
 """A worker process: takes a job, then task after task, over a pipe; says how it goes.
 
     to the worker      ("job", Job) once, then ("task", number, Task) each time, None to end
-    from the worker    ("rows", number, count), then ("done", number, record) or ("failed", number, error)
+    from the worker    ("rows", number, count), ("made", number, None) when it can take the next task, then
+                       ("done", number, record) or ("failed", number, error) when all of it is stored
 
 It is a fresh interpreter and not a fork, so that threads, locks and clients of the parent cannot follow it,
 and the user's main program is not run again. It ends when its parent does, however that ends.
@@ -14,9 +15,13 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import Future
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
+
+# Each shard takes as much memory as the one before: giving it back in between only costs page faults (glibc).
+_KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
 
 _CODE = "import sys; sys.path[:] = {path!r}; from shards.worker import main; main({task}, {life})"
 
@@ -32,11 +37,15 @@ class Worker:
         read_end, self._life = os.pipe()
         code = _CODE.format(path=sys.path, task=theirs.fileno(), life=read_end)
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", code], pass_fds=(theirs.fileno(), read_end), stdin=subprocess.DEVNULL
+            [sys.executable, "-P", "-c", code],
+            pass_fds=(theirs.fileno(), read_end),
+            stdin=subprocess.DEVNULL,
+            env=_KEEP_MEMORY | os.environ,
         )
         theirs.close()
         os.close(read_end)
-        self.number: int | None = None  # the task it is at
+        self.number: int | None = None  # the task that it makes
+        self.storing: set[int] = set()  # the tasks that it has made and not stored yet
 
     def send(self, message: Any) -> bool:
         """Send a message; False if the worker is gone."""
@@ -59,9 +68,24 @@ def main(task_handle: int, life_handle: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides
     threading.Thread(target=_watch, args=(life_handle,), daemon=True).start()
     connection = Connection(task_handle)
-    from shards.task import run_task
+    from shards.storing import Storing
+    from shards.task import make_task
+
+    told = threading.Lock()
+
+    def tell(what: str, number: int, value: Any) -> None:
+        with told:
+            connection.send((what, number, value))
+
+    def tell_outcome(number: int, outcome: Future[dict[str, Any]]) -> None:
+        error = outcome.exception()
+        if error is None:
+            tell("done", number, outcome.result())
+        else:
+            tell("failed", number, _portable(error))
 
     job = None
+    storing = Storing()
     while (message := _receive(connection)) is not None:
         if message[0] == "job":
             job = message[1]
@@ -69,14 +93,12 @@ def main(task_handle: int, life_handle: int) -> None:
         _, number, task = message
         assert job is not None
         try:
-            record = run_task(job, number, task, partial(_report, connection, number))
-            connection.send(("done", number, record))
+            outcome = make_task(job, number, task, storing, partial(tell, "rows", number))
         except BaseException as error:  # noqa: BLE001  the parent raises it
-            connection.send(("failed", number, _portable(error)))
-
-
-def _report(connection: Connection, number: int, rows: int) -> None:
-    connection.send(("rows", number, rows))
+            tell("failed", number, _portable(error))
+            continue
+        tell("made", number, None)
+        outcome.add_done_callback(partial(tell_outcome, number))
 
 
 def _receive(connection: Connection) -> Any:

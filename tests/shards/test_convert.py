@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import csv
+import fcntl
 import gzip
 import importlib
 import json
@@ -425,3 +426,15 @@ def test_a_local_sink_keeps_conditions(tmp_path: Path) -> None:
     assert second.etag != first.etag
     sink.delete(["a/b", "not/there"])
     assert list(sink.list()) == []
+
+
+def test_what_a_dead_writer_left_is_swept_and_what_a_live_one_writes_is_not(tmp_path: Path) -> None:
+    temporary = tmp_path / ".datasync-tmp"
+    temporary.mkdir()
+    (temporary / "dead").write_bytes(b"half a sh")
+    with open(temporary / "live", "xb") as live:
+        fcntl.flock(live, fcntl.LOCK_EX)
+        LocalSink(tmp_path).write("a", b"whole")
+        assert [path.name for path in temporary.iterdir()] == ["live"]
+    LocalSink(tmp_path).write("b", b"whole")
+    assert not temporary.exists()
