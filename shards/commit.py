@@ -148,6 +148,18 @@ def _known_crcs(sink: Sink, prefix: str, before: Current) -> dict[str, int | Non
     return {shard.raw.basename: stored.get(shard.stored.basename) for shard in before.index.shards}
 
 
+def published_now(prefix: str, index: Index) -> Published:
+    """The dataset that is there, in the words of `publish`."""
+    return Published(
+        prefix=prefix,
+        version=str(index.extra.get("version", "")),
+        samples=index.samples,
+        shards=len(index.shards),
+        raw_bytes=sum(shard.raw.bytes for shard in index.shards),
+        stored_bytes=sum(shard.stored.bytes for shard in index.shards),
+    )
+
+
 def stored_name(entry: Mapping[str, Any]) -> str:
     """The stored file of a record's entry."""
     name: str = (entry["shard"]["zip_data"] or entry["shard"]["raw_data"])["basename"]

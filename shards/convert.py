@@ -20,12 +20,20 @@ from typing import Any
 
 import numpy as np
 
-from shards import commit, engines
+from shards import appended, commit, engines
 from shards.errors import FormatError, UsageError
 from shards.find import Found, find
 from shards.journal import Journal, jobs, listing
 from shards.options import ConvertOptions
-from shards.outcome import ConvertResult, as_json, prefix_of, shard_files, summarize, to_result
+from shards.outcome import (
+    ConvertResult,
+    as_json,
+    nothing_new,
+    prefix_of,
+    shard_files,
+    summarize,
+    to_result,
+)
 from shards.plan import Job, job_name
 from shards.progress import Progress
 from shards.shuffle import buckets_of
@@ -61,10 +69,15 @@ def convert(
     """
     started = time.monotonic()
     asked = ConvertOptions(**options)
-    found = find(source, asked, storage_options=storage_options)
     sink = LocalSink(out) if isinstance(out, str | Path) else out
     refuse_nesting([source] if isinstance(source, str | Path) else source, sink)
-    run = _Run(found, asked, sink)
+    before = {split: commit.current(sink, prefix_of(split)) for split in asked.split or [""]}
+    known = appended.read_known(sink, before) if asked.append else None
+    try:
+        found = find(source, asked, storage_options=storage_options, known=known)
+    except appended.NothingNew:
+        return replace(nothing_new(sink, before), seconds=time.monotonic() - started)
+    run = _Run(found, asked, sink, before)
     finished = run.finished()
     if finished is not None:
         return replace(finished, seconds=time.monotonic() - started)
@@ -126,7 +139,9 @@ def refuse_nesting(sources: Sequence[str | Path], sink: Sink) -> None:
 class _Run:
     """One run of a job."""
 
-    def __init__(self, found: Found, options: ConvertOptions, sink: Sink) -> None:
+    def __init__(
+        self, found: Found, options: ConvertOptions, sink: Sink, before: Mapping[str, commit.Current]
+    ) -> None:
         self._found = found
         self._options = options
         self._sink = sink
@@ -134,8 +149,12 @@ class _Run:
         name = job_name(found.files, options, found.kind.name, found.schema)
         self._journal = Journal(sink, name)
         self._splits = list(options.split) or [""]
-        self._before = {split: commit.current(sink, prefix_of(split)) for split in self._splits}
+        self._before = before
         self._name = name
+        self._buckets = 0
+        if options.shuffle_seed is not None:
+            self._buckets = max(1, -(-int(found.sizes.sum()) // options.limit_bytes))
+        self._pending = False
 
     def finished(self) -> ConvertResult | None:
         """The result of the run that did all this, if there was one and its dataset is still there."""
@@ -158,9 +177,7 @@ class _Run:
         """Run what is not finished yet; where rows are shuffled, in two rounds."""
         found, options = self._found, self._options
         description = self._begin()
-        buckets = 0
-        if options.shuffle_seed is not None:
-            buckets = max(1, -(-int(found.sizes.sum()) // options.limit_bytes))
+        buckets = self._buckets
         job = Job(
             name=self._name,
             source=found.kind.name,
@@ -178,6 +195,8 @@ class _Run:
         self._round(job, f"shard {found.label}", 0, found.sizes, found.source.tasks(), done)
         if buckets:
             records = self._journal.records()
+            self._pending = any(number not in records for number in range(found.tasks))
+        if buckets and not self._pending:
             scattered = {number: records[number] for number in range(found.tasks)}
             tasks = [
                 Task(payload=bucket, bytes=bucket.bytes)
@@ -206,7 +225,6 @@ class _Run:
                     progress.advance(bytes=weight[number], items=done[number]["rows"])
 
             def on_record(number: int, task: Task, record: dict[str, Any]) -> None:
-                self._journal.record(number, record)
                 self._ran += 1
                 progress.advance(bytes=task.bytes)
 
@@ -246,7 +264,7 @@ class _Run:
             "job": self._name,
             "source": self._found.label_url,
             "kind": self._found.kind.name,
-            "tasks": self._found.tasks,
+            "tasks": self._found.tasks + self._buckets * len(self._splits),
             "input_bytes": int(self._found.sizes.sum()),
             "splits": self._splits,
             "columns": self._found.schema.encodings,
@@ -254,7 +272,7 @@ class _Run:
             "first": self._first_ordinal(),
         }
         self._journal.drop()
-        self._journal.begin(description)
+        self._journal.begin(description, appended.identities(self._found.files))
         return description
 
     def _check_destination(self) -> None:
@@ -341,12 +359,12 @@ class _Run:
             {
                 "source": self._found.label_url,
                 "columns": self._found.schema.encodings,
-                "tasks": self._found.tasks,
+                "tasks": self._found.tasks + self._buckets * len(self._splits),
                 "input_bytes": int(self._found.sizes.sum()),
             },
         )
         result = to_result(self._sink, self._name, summary, (), notes=self._found.notes)
-        return replace(result, ran=self._ran)
+        return replace(result, ran=self._ran, pending=self._pending)
 
     def _sweep(self) -> None:
         """Remove journals of unfinished jobs from this source, and shards of theirs that nothing names."""
@@ -387,6 +405,8 @@ def _commit(
         entries = list(commit.entries_of(records, split))
         published.append(commit.publish(sink, prefix, entries, was, append=description["append"]))
         summary["versions"][split] = published[-1].version
+        if entries:
+            summary["first"][split] = commit.stored_name(entries[0])
         if description["append"]:
             summary["shards"][split] = [commit.stored_name(entry) for entry in entries]
     bad = list(commit.quarantine_of(records))

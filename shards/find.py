@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from shards import media
+from shards.appended import NothingNew, only_new
 from shards.errors import FormatError, UsageError
 from shards.infer import Inference, arrow_columns
 from shards.options import ConvertOptions
@@ -71,10 +72,12 @@ def find(
     options: ConvertOptions,
     *,
     storage_options: Mapping[str, Any] | None = None,
+    known: np.ndarray[Any, Any] | None = None,
 ) -> Found:
-    """Look at a corpus.
+    """Look at a corpus, without the files that are `known` (`shards.appended`).
 
     Raises:
+        NothingNew: It has no other files.
         UsageError: There is none, its kind is not known, or an option does not fit it.
         FormatError: It has no rows.
     """
@@ -82,6 +85,13 @@ def find(
     urls = [os.fspath(part) for part in asked]
     files = list_files(urls, storage_options=storage_options)
     kind = load(options.format) if options.format is not None else detect(files)
+    if known is not None and len(known):
+        new = only_new(files, kind, known)
+        if not len(new):
+            raise NothingNew
+        left_out = len(files) - len(new)
+        notes = (f"{left_out:,} files that the dataset has already left out",) if left_out else ()
+        files = replace(new, notes=(*files.notes, *notes))
     opened = kind(files, options.source_options())
     sizes = np.fromiter((task.bytes for task in opened.tasks()), np.int64)
     if not len(sizes):

@@ -1,6 +1,7 @@
 """What a job has done, kept at its destination, so that it can be gone on with from any machine.
 
     _datasync/jobs/<job>/job.json             what the job is; written before its first task runs
+    _datasync/jobs/<job>/files                what it reads (shards.appended)
     _datasync/jobs/<job>/tasks/000007.json    task 7 is finished: the entries of its shards
     _datasync/jobs/<job>/runs/…               rows on their way through a shuffle (shards.shuffle)
     _datasync/jobs/<job>/done.json            the index is published; the records of tasks go
@@ -37,8 +38,9 @@ class Journal:
         self.job = job
         self._folder = f"{JOBS}{job}/"
 
-    def begin(self, description: dict[str, Any]) -> None:
-        """Write down what the job is."""
+    def begin(self, description: dict[str, Any], files: bytes) -> None:
+        """Write down what the job is, and what it reads."""
+        self._sink.write(f"{self._folder}files", files)
         self._write("job.json", description)
 
     def description(self) -> dict[str, Any] | None:

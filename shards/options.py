@@ -62,6 +62,7 @@ class ConvertOptions:
         engine (str): ``local`` or ``ray``. Default: ``local``.
         address (str | None): The Ray cluster; None starts one here.
         task (tuple[int, int] | None): (i, n): run only the tasks whose number is i modulo n; commit nothing.
+            A shuffle has two rounds: run every share once, and then again.
         quiet (bool): Show no progress.
     """
 
@@ -125,10 +126,6 @@ class ConvertOptions:
             raise UsageError(f"--task {self.task[0]}/{self.task[1]}", mend="give i/n with i from 0 to n-1")
         if self.seq_len is not None and self.tokenizer is None:
             raise UsageError("--seq-len needs --tokenizer", mend="name one: --tokenizer bytes")
-        if self.task is not None and self.shuffle_seed is not None:
-            raise UsageError(
-                "--task and --shuffle-seed exclude each other", mend="shuffle on one machine, or with Ray"
-            )
         if self.encoding is not None:
             try:
                 codecs.lookup(self.encoding)

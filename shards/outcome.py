@@ -30,6 +30,7 @@ class ConvertResult:
         seconds (float): How long it took.
         notes (tuple[str, ...]): What was left out of the source.
         finished (bool): It had been finished before: there was nothing to do.
+        pending (bool): Of a shuffle in shares, the first of two rounds is done: run each share again.
     """
 
     url: str
@@ -46,6 +47,7 @@ class ConvertResult:
     seconds: float
     notes: tuple[str, ...]
     finished: bool = False
+    pending: bool = False
 
 
 def as_json(part: commit.Published) -> dict[str, Any]:
@@ -65,6 +67,7 @@ def summarize(records: commit.Records, description: Mapping[str, Any]) -> dict[s
         "skipped": sum(record["skipped"] for record in records.values()),
         "examples": examples[:5],
         "versions": {},
+        "first": {},
         "shards": {},
     }
 
@@ -93,6 +96,28 @@ def to_result(
         seconds=0.0,
         notes=notes,
         finished=finished,
+    )
+
+
+def nothing_new(sink: Sink, before: Mapping[str, commit.Current]) -> ConvertResult:
+    """The result of appending a corpus that the datasets have already."""
+    found = {prefix_of(split): now.index for split, now in before.items() if now.index is not None}
+    published = tuple(commit.published_now(prefix, index) for prefix, index in found.items())
+    return ConvertResult(
+        url=sink.url,
+        job="",
+        published=published,
+        columns=next((index.columns for index in found.values()), {}),
+        rows=sum(part.samples for part in published),
+        input_bytes=0,
+        skipped=0,
+        examples=(),
+        quarantine=None,
+        tasks=0,
+        ran=0,
+        seconds=0.0,
+        notes=(),
+        finished=True,
     )
 
 

@@ -266,7 +266,10 @@ def show(result: ConvertResult, *, task: str | None, out: str) -> None:
         print(f"{result.url}: nothing to do, it is finished and up to date ({result.rows:,} rows)")
     if not result.published:
         print(f"{result.url}: share {task} is done, {result.rows:,} rows in {result.ran:,} tasks")
-        print(f"not published yet; when every share is done: datasync merge {out}")
+        if result.pending:
+            print("that was the first of two rounds of the shuffle; when every share is done, run each again")
+        else:
+            print(f"not published yet; when every share is done: datasync merge {out}")
     for part in result.published:
         rows = [
             ("rows", f"{part.samples:,}"),

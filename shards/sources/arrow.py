@@ -119,6 +119,10 @@ class HuggingFace(Arrow):
         folders = {name.rpartition("/")[0] for name in files.names if name.rpartition("/")[2] == _STATE}
         return any(name.rpartition("/")[0] in folders and name.endswith(".arrow") for name in files.names)
 
+    @classmethod
+    def separable(cls, files: FileList) -> bool:
+        return False
+
     def mine(self) -> FileList:
         """The files that `state.json` names."""
         return self._named("_data_files")

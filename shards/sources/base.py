@@ -147,6 +147,11 @@ class Source(ABC):
         """Whether these files look like a corpus of this kind. Default: one has an extension of ours."""
         return any(files.suffix(number) in cls.extensions for number in range(len(files)))
 
+    @classmethod
+    def separable(cls, files: FileList) -> bool:
+        """Whether a part of these files is a corpus too. Default: yes."""
+        return True
+
     @abstractmethod
     def tasks(self) -> Iterator[Task]:
         """The corpus in tasks. Looks at names and sizes, or at headers; never at the machine or the clock."""

@@ -68,6 +68,10 @@ class LeRobot(Source):
     def claims(cls, files: FileList) -> bool:
         return any(name == _INFO or name.endswith("/" + _INFO) for name in files.names)
 
+    @classmethod
+    def separable(cls, files: FileList) -> bool:
+        return False
+
     def _episodes(self) -> Iterator[Episode]:
         name = next((name for name in self.files.names if name.endswith(_INFO)), None)
         if name is None:

@@ -49,6 +49,10 @@ class Mds(Source):
             for number, name in enumerate(files.names)
         )
 
+    @classmethod
+    def separable(cls, files: FileList) -> bool:
+        return False
+
     def indexes(self) -> list[tuple[str, Index]]:
         """Every index with the folder that it is in."""
         if self._indexes is None:

@@ -79,6 +79,11 @@ class MediaFolder(Source):
             for number in range(len(files))
         )
 
+    @classmethod
+    def separable(cls, files: FileList) -> bool:
+        """Not where a metadata file says what there is."""
+        return not any(map(_is_metadata, files.names))
+
     def tasks(self) -> Iterator[Task]:
         metadata = [number for number, name in enumerate(self.files.names) if _is_metadata(name)]
         if metadata:

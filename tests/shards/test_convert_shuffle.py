@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shards.convert import convert
-from shards.errors import UsageError
+from shards.convert import convert, merge
+from shards.errors import FormatError
 from tests.shards.corpus import command, jsonl, rows, tree
 
 SMALL = 4096
@@ -79,7 +79,19 @@ def test_a_shuffle_that_is_killed_goes_on_with_the_same_bytes(tmp_path: Path) ->
     assert tree(tmp_path / "out") == tree(tmp_path / "calm")
 
 
-def test_shares_of_machines_and_a_shuffle_exclude_each_other(tmp_path: Path) -> None:
-    jsonl(tmp_path / "a.jsonl", 5)
-    with pytest.raises(UsageError, match="exclude each other"):
-        convert(tmp_path / "a.jsonl", tmp_path / "out", shuffle_seed=1, task=(0, 2))
+@pytest.mark.parametrize("splits", [{}, {"train": 0.7, "val": 0.3}])
+def test_shares_of_machines_shuffle_in_two_rounds(tmp_path: Path, splits: dict[str, float]) -> None:
+    jsonl(tmp_path / "a.jsonl", 300)
+    options = {"shuffle_seed": 1, "size_limit": SMALL, "split": splits}
+    convert(tmp_path / "a.jsonl", tmp_path / "calm", **options)
+    out = tmp_path / "out"
+    shares = [convert(tmp_path / "a.jsonl", out, task=(share, 3), **options) for share in range(3)]
+    assert [share.pending for share in shares] == [True, True, False]
+    with pytest.raises(FormatError, match="are not finished"):
+        merge(out)
+    shares = [convert(tmp_path / "a.jsonl", out, task=(share, 3), **options) for share in range(3)]
+    assert [share.pending for share in shares] == [False] * 3
+    assert shares[2].ran == 0
+    merged = merge(out)
+    assert sum(part.samples for part in merged.published) == 300
+    assert tree(out) == tree(tmp_path / "calm")

@@ -1,0 +1,62 @@
+"""Appending: what is in the dataset already is not added again, and what has changed is not taken for new."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shards.convert import convert, merge
+from shards.errors import UsageError
+from tests.shards.corpus import image_bytes, jsonl, rows
+
+
+def test_appending_a_folder_again_adds_only_its_new_files(tmp_path: Path) -> None:
+    first = jsonl(tmp_path / "in" / "a.jsonl", 30)
+    convert(tmp_path / "in", tmp_path / "out")
+    again = convert(tmp_path / "in", tmp_path / "out", append=True)
+    assert (again.finished, again.rows) == (True, 30)
+    second = jsonl(tmp_path / "in" / "b.jsonl", 20)
+    added = convert(tmp_path / "in", tmp_path / "out", append=True)
+    assert added.notes == ("1 files that the dataset has already left out",)
+    assert rows(tmp_path / "out") == first + second
+    third = jsonl(tmp_path / "in" / "c.jsonl", 10)
+    assert convert(tmp_path / "in" / "c.jsonl", tmp_path / "out", append=True, task=(0, 1)).rows == 10
+    merge(tmp_path / "out")
+    assert rows(tmp_path / "out") == first + second + third
+    assert convert(tmp_path / "in", tmp_path / "out", append=True).finished
+
+
+def test_appending_a_file_that_has_changed_is_refused_by_name(tmp_path: Path) -> None:
+    jsonl(tmp_path / "in" / "a.jsonl", 30)
+    convert(tmp_path / "in", tmp_path / "out")
+    jsonl(tmp_path / "in" / "a.jsonl", 31)
+    with pytest.raises(UsageError, match=r"a\.jsonl was added before and has changed since"):
+        convert(tmp_path / "in", tmp_path / "out", append=True)
+    convert(tmp_path / "in", tmp_path / "out", overwrite=True)
+    assert len(rows(tmp_path / "out")) == 31
+    assert convert(tmp_path / "in", tmp_path / "out", append=True).finished
+
+
+def test_appending_a_part_of_what_a_metadata_file_names_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for number in range(3):
+        (folder / f"{number}.png").write_bytes(image_bytes(number))
+        with open(folder / "metadata.jsonl", "a") as file:
+            file.write(json.dumps({"file_name": f"{number}.png", "n": number}) + "\n")
+        if number == 1:
+            convert(folder, tmp_path / "out")
+    with pytest.raises(UsageError, match="2 of the 4 files"):
+        convert(folder, tmp_path / "out", append=True)
+
+
+def test_what_an_overwritten_dataset_had_is_new_to_the_next(tmp_path: Path) -> None:
+    jsonl(tmp_path / "a.jsonl", 10)
+    second = jsonl(tmp_path / "b.jsonl", 5)
+    convert(tmp_path / "a.jsonl", tmp_path / "out")
+    convert(tmp_path / "b.jsonl", tmp_path / "out", overwrite=True)
+    convert(tmp_path / "a.jsonl", tmp_path / "out", append=True)
+    assert len(rows(tmp_path / "out")) == 15
+    assert rows(tmp_path / "out")[:5] == second
