@@ -37,7 +37,7 @@ STORED_HASHES = ("sha256", "xxh3_64")
 RAW_HASHES = ("xxh3_64",)
 
 # Pieces of at least this many bytes on average are copied one by one.
-_LARGE = 1 << 14
+_LARGE = 1 << 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,16 +142,23 @@ class ShardCutter:
 
     def write(self, row: Mapping[str, Any]) -> list[Draft]:
         """Take one row; the drafts that are now complete. `RowError` leaves everything as it was."""
-        return self.write_sample(self._layout.encode(row))
+        parts = self._layout.parts(row)
+        size = sum(map(len, parts))
+        if size < _LARGE * len(parts):
+            return self.write_sample(b"".join(parts))
+        return self._write(parts, size)
 
     def write_sample(self, sample: Buffer) -> list[Draft]:
         """Take one row that is encoded already; the drafts that are now complete."""
-        self._check(len(sample))
-        if self.pending and self._bytes + 4 + len(sample) > self._limit:
+        return self._write((sample,), len(sample))
+
+    def _write(self, parts: Sequence[Buffer], size: int) -> list[Draft]:
+        self._check(size)
+        if self.pending and self._bytes + 4 + size > self._limit:
             self._cut()
-        self._pieces.append(sample)
-        self._sizes.append(len(sample))
-        self._bytes += 4 + len(sample)
+        self._pieces += parts
+        self._sizes.append(size)
+        self._bytes += 4 + size
         return self._take()
 
     def write_batch(self, batch: pa.RecordBatch) -> list[Draft]:

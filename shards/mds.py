@@ -72,7 +72,12 @@ class Layout:
 
     def encode(self, row: Mapping[str, Any]) -> bytes:
         """The bytes of one sample; `RowError` naming the column that cannot hold its value."""
-        sizes, values = [], []
+        return b"".join(self.parts(row))
+
+    def parts(self, row: Mapping[str, Any]) -> list[bytes]:
+        """`encode` before its last step, which copies: what stands in front of the values, and each value."""
+        sizes: list[int] = []
+        parts = [b""]
         for name, coder, size in self._columns:
             try:
                 value = coder.encode(row[name])
@@ -86,11 +91,12 @@ class Layout:
                 sizes.append(len(value))
             elif len(value) != size:
                 raise bad_value(name, coder, EncodingError(f"expected {size} bytes, got {len(value)}"), None)
-            values.append(value)
-        sample = b"".join((self._head.pack(*sizes), *values))
-        if len(sample) > U32_MAX:
-            raise too_large(len(sample))
-        return sample
+            parts.append(value)
+        parts[0] = self._head.pack(*sizes)
+        total = sum(map(len, parts))
+        if total > U32_MAX:
+            raise too_large(total)
+        return parts
 
     def config(self, *, compression: str | None, hashes: Sequence[str], size_limit: int | None) -> bytes:
         """The JSON between offsets and samples."""

@@ -1,7 +1,7 @@
 """Parquet: row groups, read a few megabytes of rows at a time.
 
 Row groups are what tasks are cut at; neighbours in one file share a task until they hold a shard's worth of
-uncompressed bytes, and small files share one too. Which rows a task has follows from the footers alone.
+rows, and small files share one too. Which rows a task has follows from the footers alone.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from shards.sources.arrow import unify
 from shards.sources.base import Bad, Item, Source, Table, Task, content_error, reason
 from shards.sources.files import FileList
 
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
 _BATCH_BYTES = 4 << 20
 _BATCH_ROWS = 65_536
 _FOOTERS_AT_ONCE = 16
+_ROW_BYTES = 16  # what a shard has for each row besides its values
+_WIDTHS = {
+    **{"INT_8": 1, "UINT_8": 1, "INT_16": 2, "UINT_16": 2},
+    **{"BOOLEAN": 1, "INT32": 4, "INT64": 8, "FLOAT": 4, "DOUBLE": 8},
+}
 
 
 class Parquet(Source):
@@ -42,7 +48,7 @@ class Parquet(Source):
                 parts.append((number, footer))
                 continue
             for row_group in range(footer.num_row_groups):
-                size = _stored_bytes(footer.row_group(row_group), self.options.columns)
+                size = _bytes(footer, row_group, self.options.columns)
                 if held and held + size > target:
                     yield _task(files, parts, held)
                     parts, held = [], 0
@@ -68,7 +74,7 @@ class Parquet(Source):
             distinct = list({schema.remove_metadata().to_string(): schema for schema in schemas}.values())
             if not distinct:
                 return None
-            self._schema = pa.unify_schemas(distinct, promote_options="permissive")
+            self._schema = unify(distinct)
         return self._schema
 
     def nullable(self) -> set[str]:
@@ -122,9 +128,8 @@ class Parquet(Source):
             first = sum(parquet.metadata.row_group(group).num_rows for group in range(row_groups[0]))
             for row_group in row_groups:
                 group = parquet.metadata.row_group(row_group)
-                rows = max(
-                    1, min(_BATCH_ROWS, _BATCH_BYTES * group.num_rows // max(group.total_byte_size, 1))
-                )
+                size = _bytes(parquet.metadata, row_group, columns)
+                rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES * group.num_rows // max(size, 1)))
                 for batch in parquet.iter_batches(
                     rows, row_groups=[row_group], columns=columns, use_threads=False
                 ):
@@ -158,9 +163,17 @@ def _footer(files: FileList, number: int) -> pq.FileMetaData | str:
         return reason(error)
 
 
-def _stored_bytes(row_group: Any, columns: tuple[str, ...] | None) -> int:
-    """Uncompressed bytes of the wanted columns of a row group."""
-    if columns is None:
-        return int(row_group.total_byte_size)
-    parts = (row_group.column(index) for index in range(row_group.num_columns))
-    return sum(part.total_uncompressed_size for part in parts if part.path_in_schema.split(".")[0] in columns)
+def _bytes(footer: pq.FileMetaData, number: int, columns: tuple[str, ...] | None) -> int:
+    """About how many bytes the wanted columns of a row group have in shards: exact for numbers.
+
+    Numbers have less in the file where a dictionary holds them, and more where they have less than 32 bits.
+    """
+    row_group = footer.row_group(number)
+    size = _ROW_BYTES * row_group.num_rows
+    for index in range(row_group.num_columns):
+        part = row_group.column(index)
+        if columns is None or part.path_in_schema.split(".")[0] in columns:
+            kind = footer.schema.column(index)
+            width = _WIDTHS.get(kind.converted_type) or _WIDTHS.get(kind.physical_type, 0)
+            size += part.num_values * width if width else part.total_uncompressed_size
+    return int(size)
