@@ -63,6 +63,10 @@ def replicate(
     Exit codes: 0 done, 1 failed, 2 usage, 4 stopped by --max-runtime, 75 another run is at work there.
     """
     import json
+    import os
+
+    # numpy comes with pyarrow, and nothing is multiplied here: the threads of its BLAS would only spin.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
     from datasync.cli import load_config
     from datasync.config_values import Place, duration, share

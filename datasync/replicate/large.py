@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from datasync.errors import CorruptError, DatasyncError, NotFoundError, StoreError
+from datasync.replicate.buffers import Loan
 from datasync.replicate.journal import Begun, Done
 from datasync.replicate.lane import Lane
 from datasync.replicate.plan import Item
@@ -103,12 +104,12 @@ def _open(lane: Lane, item: Item) -> _Sending:
 def _send_group(mover: Mover, source: Store, item: Item, size: int, group: list[_Sending]) -> None:
     digest, crc = Digest({"sha256", *item.hashes}), 0
     try:
-        for number, data, reserved in _ranges(mover, source, item, size, group):
-            part_crc = crc32c(data)
-            crc = crc32c(data, crc)
-            digest.update(data)
+        for number, loan, part_crc, reserved in _ranges(mover, source, item, size, group):
+            crc = crc32c(loan.view, crc)
+            digest.update(loan.view)
             for sending in reserved:
-                _offer(mover, sending, item, number, data, part_crc)
+                _offer(mover, sending, item, number, loan, part_crc)
+            loan.release()
     finally:
         for sending in group:
             _settle(mover, sending)
@@ -127,9 +128,10 @@ def _send_group(mover: Mover, source: Store, item: Item, size: int, group: list[
 
 def _ranges(
     mover: Mover, source: Store, item: Item, size: int, group: list[_Sending]
-) -> Iterator[tuple[int, bytes, list[_Sending]]]:
-    """The object's ranges in order, several being read ahead; each with the lanes that have room for it."""
-    ahead: deque[tuple[int, Future[bytes], list[_Sending], int]] = deque()
+) -> Iterator[tuple[int, Loan, int, list[_Sending]]]:
+    """The object's ranges in order, several being read ahead; each with its CRC and the lanes that have room
+    for it."""
+    ahead: deque[tuple[int, Future[int], list[_Sending], Loan]] = deque()
     pool = ThreadPoolExecutor(_AHEAD, thread_name_prefix="ranges")
     try:
         for number, start in enumerate(range(0, item.bytes, size), start=1):
@@ -141,29 +143,33 @@ def _ranges(
                 sending.lagged = sending not in reserved
             if not reserved:
                 break
-            ahead.append((number, pool.submit(mover.read, source, item, start, length), reserved, length))
+            loan = mover.buffers.take(length)
+            future = pool.submit(mover.read, source, item, start, loan.view)
+            ahead.append((number, future, reserved, loan))
             if len(ahead) >= _AHEAD:
                 yield _next(ahead)
         while ahead:
             yield _next(ahead)
     finally:
         pool.shutdown(cancel_futures=True)
-        for _, _, reserved, length in ahead:
+        for _, _, reserved, loan in ahead:
             for sending in reserved:
-                sending.lane.give_back(length)
+                sending.lane.give_back(len(loan.view))
+            loan.release()
 
 
 def _next(
-    ahead: deque[tuple[int, Future[bytes], list[_Sending], int]],
-) -> tuple[int, bytes, list[_Sending]]:
-    number, future, reserved, _ = ahead[0]
-    data = future.result()
+    ahead: deque[tuple[int, Future[int], list[_Sending], Loan]],
+) -> tuple[int, Loan, int, list[_Sending]]:
+    number, future, reserved, loan = ahead[0]
+    crc = future.result()
     ahead.popleft()
-    return number, data, reserved
+    return number, loan, crc, reserved
 
 
-def _offer(mover: Mover, sending: _Sending, item: Item, number: int, data: bytes, crc: int) -> None:
+def _offer(mover: Mover, sending: _Sending, item: Item, number: int, loan: Loan, crc: int) -> None:
     """Send a part, unless the store has it."""
+    data = loan.view
     if number in sending.stored:
         tag, length = sending.stored[number]
         recorded = sending.journaled.get(number)
@@ -175,7 +181,8 @@ def _offer(mover: Mover, sending: _Sending, item: Item, number: int, data: bytes
             return
     with mover.turn:
         sending.waiting += 1
-    sending.lane.submit(_Part(mover, sending, item, number, data, crc), item, len(data))
+    loan.share(1)
+    sending.lane.submit(_Part(mover, sending, item, number, loan, crc), item, len(data))
 
 
 def _settle(mover: Mover, sending: _Sending) -> None:
@@ -185,7 +192,7 @@ def _settle(mover: Mover, sending: _Sending) -> None:
             mover.turn.wait(1.0)
 
 
-def _is_tag_of(tag: str, data: bytes, crc: int) -> bool:
+def _is_tag_of(tag: str, data: memoryview, crc: int) -> bool:
     """Whether a store's tag of a part says that it has these bytes: an MD5, or length and CRC of a folder."""
     bare = tag.strip('"').lower()
     return bare == f"{len(data):x}-{crc:08x}" or bare == hashlib.md5(data, usedforsecurity=False).hexdigest()
@@ -194,20 +201,21 @@ def _is_tag_of(tag: str, data: bytes, crc: int) -> bool:
 class _Part:
     """One part on its way to one lane."""
 
-    __slots__ = ("crc", "data", "item", "mover", "number", "sending")
+    __slots__ = ("crc", "item", "loan", "mover", "number", "sending")
 
     def __init__(
-        self, mover: Mover, sending: _Sending, item: Item, number: int, data: bytes, crc: int
+        self, mover: Mover, sending: _Sending, item: Item, number: int, loan: Loan, crc: int
     ) -> None:
         self.mover, self.sending, self.item = mover, sending, item
-        self.number, self.data, self.crc = number, data, crc
+        self.number, self.loan, self.crc = number, loan, crc
 
     def __call__(self) -> None:
         sending, lane = self.sending, self.sending.lane
 
         def send() -> str:
-            with lane.concurrency.slot(len(self.data)):
-                return sending.upload.put(self.number, self.data, crc32c=self.crc)
+            data = self.loan.view
+            with lane.concurrency.slot(len(data)):
+                return sending.upload.put(self.number, data, crc32c=self.crc)
 
         try:
             if sending.error is None:
@@ -222,6 +230,7 @@ class _Part:
                 lane.fail_object(self.item, error)
 
     def ended(self) -> None:
+        self.loan.release()
         with self.mover.turn:
             self.sending.waiting -= 1
             self.mover.turn.notify_all()

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from datasync.errors import ThrottledError, TransientError
 from datasync.storage.base import Store
 
-START, MOST = 8, 64
+START, MOST = 4, 64
 _WINDOW_SECONDS = 1.0
 
 
@@ -28,7 +28,7 @@ class Concurrency:
     Not more after a step up: back, and rest for ten windows before the next try.
 
     Args:
-        start (int): Operations at once in the beginning. Default: ``8``.
+        start (int): Operations at once in the beginning. Default: ``4``.
         most (int): Never more than this. Default: ``64``.
         clock (Callable[[], float]): Monotonic seconds.
     """
@@ -118,9 +118,10 @@ _by_endpoint_lock = threading.Lock()
 
 
 def concurrency_of(store: Store) -> Concurrency:
-    """The one limiter of a store's endpoint in this process."""
+    """The one limiter of a store's endpoint in this process; a folder's own, as folders may be mounts."""
+    endpoint = endpoint_of(store)
     with _by_endpoint_lock:
-        return _by_endpoint.setdefault(endpoint_of(store), Concurrency())
+        return _by_endpoint.setdefault(store.url if endpoint == "file://" else endpoint, Concurrency())
 
 
 def endpoint_of(store: Store) -> str:

@@ -10,10 +10,12 @@ receipt, whatever the size of the dataset.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -247,9 +249,10 @@ class _Run:
 
     def go(self) -> None:
         options = self.options
-        catalog = describe(
-            self.source, self.name, as_tree=options.as_tree, retry_seconds=options.retry_seconds
-        )
+        with self._destinations_asked():
+            catalog = describe(
+                self.source, self.name, as_tree=options.as_tree, retry_seconds=options.retry_seconds
+            )
         if self.options.require_signature is not None:
             from datasync.ops.signatures import check_signature
 
@@ -296,12 +299,35 @@ class _Run:
         )
         return outcome
 
+    @contextlib.contextmanager
+    def _destinations_asked(self) -> Iterator[None]:
+        """Have the destinations asked what they can do while the source is looked at."""
+
+        def ask(store: Store) -> None:
+            # What is wrong with a destination is told when it is opened.
+            with contextlib.suppress(DatasyncError):
+                store.abilities()
+
+        threads = (
+            []
+            if self.options.dry_run
+            else [threading.Thread(target=ask, args=(s,)) for s in self.to.values()]
+        )
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            for thread in threads:
+                thread.join()
+
     def _open_all(self, catalog: Catalog) -> list[Destination]:
-        opened = []
-        for place, store in self.to.items():
-            self._describe(place, catalog)
+        """Every destination that can be worked at, opened side by side."""
+        opened: dict[str, Destination] = {}
+
+        def open_one(place: str, store: Store) -> None:
             try:
-                destination = open_destination(
+                opened[place] = open_destination(
                     place,
                     store,
                     command=f"replicate {self.name}",
@@ -312,11 +338,20 @@ class _Run:
                     ttl=self.options.lease_seconds,
                     on_progress=self._advance,
                 )
-                opened.append(destination)
-                learn(catalog, store, destination.receipt)
             except DatasyncError as error:
                 self.outcomes[place].error = error
-        return opened
+
+        with ThreadPoolExecutor(len(self.to)) as pool:
+            for future in [pool.submit(open_one, *place) for place in self.to.items()]:
+                future.result()
+        ready = []
+        for place, store in self.to.items():
+            self._describe(place, catalog)
+            if place not in opened:
+                continue
+            ready.append(opened[place])
+            self._guarded(opened[place], partial(learn, catalog, store, opened[place].receipt))
+        return ready
 
     def _plan(self, destination: Destination, catalog: Catalog) -> None:
         plan = make_plan(destination, catalog)

@@ -17,14 +17,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from datasync.errors import ConflictError, CorruptError, DatasyncError, NotFoundError, StoreError
+from datasync.replicate.buffers import Buffers, Loan
 from datasync.replicate.catalog import etag_of, tag_of
 from datasync.replicate.journal import Done
 from datasync.replicate.lane import Lane
 from datasync.replicate.limits import concurrency_of
 from datasync.replicate.plan import Item
 from datasync.replicate.retry import RETRY_SECONDS, Stopped, retrying
-from datasync.storage.base import Store
-from shards.digests import Digest, crc32c
+from datasync.storage.base import Filled, Store
+from shards.digests import Digest
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +71,7 @@ class Mover:
         self.error: DatasyncError | None = None
         self.found: dict[int, Proof] = {}  # row -> digests that were not known before
         self.tags: dict[int, tuple[str | None, int]] = {}  # row -> tag and size of an object that changed
+        self.buffers = Buffers()
         self._large = threading.Semaphore(_LARGE_AT_ONCE)
         self._in_a_row = 0
 
@@ -145,44 +147,42 @@ class Mover:
         if not ready:
             return
         handed = 0
+        loan = self.buffers.take(item.bytes)
         try:
-            data = self.read(source, item, 0, item.bytes)
-            proof = self.prove(source, item, data)
+            crc = self.read(source, item, 0, loan.view)
+            digest = Digest({"sha256", *item.hashes})
+            digest.update(loan.view)
+            proof = self.proven(source, item, digest.hexdigests(), crc)
             for lane in ready:
-                lane.submit(_Put(lane, item, data, proof), item, item.bytes)
+                loan.share(1)
+                lane.submit(_Put(lane, item, loan, proof), item, item.bytes)
                 handed += 1
         finally:
+            loan.release()
             for lane in ready[handed:]:
                 lane.give_back(item.bytes)
 
-    def read(self, source: Store, item: Item, start: int, length: int) -> bytes:
-        """A range of an object, of exactly the length asked for."""
-        slots = concurrency_of(source)
+    def read(self, source: Store, item: Item, start: int, buffer: memoryview) -> int:
+        """Fill `buffer` with the object or a range of it; its CRC-32C."""
+        slots, length = concurrency_of(source), len(buffer)
+        part = None if start == 0 and length == item.bytes else start
 
-        def attempt() -> bytes:
+        def attempt() -> Filled:
             with slots.slot(length):
-                if start == 0 and length == item.bytes:
-                    return source.read(item.key, etag=etag_of(item.tag))
-                return source.read(item.key, start=start, length=length, etag=etag_of(item.tag))
+                return source.read_into(item.key, buffer, start=part, etag=etag_of(item.tag))
 
-        data = retrying(attempt, seconds=self.retry_seconds, stop=self.stop)
+        filled = retrying(attempt, seconds=self.retry_seconds, stop=self.stop)
         with self.turn:
-            self.read_bytes += len(data)
+            self.read_bytes += min(filled.bytes, length)
             self.read_objects += start == 0
-        if len(data) != length:
+        if filled.bytes != length:
             if item.tag is not None:
                 raise ConflictError(f"{item.key} at {source.url} has another size than when it was listed")
             raise CorruptError(
-                f"{item.key} at {source.url} has {len(data):,} bytes, expected {length:,}",
+                f"{item.key} at {source.url} has {filled.bytes:,} bytes, expected {length:,}",
                 mend="repair the source (datasync repair), or copy from another cluster (--from)",
             )
-        return data
-
-    def prove(self, source: Store, item: Item, data: bytes) -> Proof:
-        """Compare the digests of a whole object with those that are expected."""
-        digest = Digest({"sha256", *item.hashes})
-        digest.update(data)
-        return self.proven(source, item, digest.hexdigests(), crc32c(data))
+        return filled.crc32c
 
     def proven(self, source: Store, item: Item, digests: dict[str, str], crc: int) -> Proof:
         """The proof, or `CorruptError` naming the object, the place and both digests."""
@@ -260,10 +260,10 @@ class Mover:
 class _Put:
     """One object on its way to one lane."""
 
-    __slots__ = ("data", "item", "lane", "proof")
+    __slots__ = ("item", "lane", "loan", "proof")
 
-    def __init__(self, lane: Lane, item: Item, data: bytes, proof: Proof) -> None:
-        self.lane, self.item, self.data, self.proof = lane, item, data, proof
+    def __init__(self, lane: Lane, item: Item, loan: Loan, proof: Proof) -> None:
+        self.lane, self.item, self.loan, self.proof = lane, item, loan, proof
 
     def __call__(self) -> None:
         lane, item, proof = self.lane, self.item, self.proof
@@ -271,4 +271,7 @@ class _Put:
             done = Done(bytes=item.bytes, sha256=proof.sha256, crc32c=proof.crc32c, tag=item.tag)
             lane.finished(item, done, adopted=True)
             return
-        lane.put(item, self.data, sha256=proof.sha256, crc32c=proof.crc32c)
+        lane.put(item, self.loan.view, sha256=proof.sha256, crc32c=proof.crc32c)
+
+    def ended(self) -> None:
+        self.loan.release()

@@ -41,6 +41,20 @@ class ObjectInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Filled:
+    """What `Store.read_into` read.
+
+    Args:
+        bytes (int): How many bytes lie in the buffer; the object's size where it is larger, and then what
+            lies there is of no use.
+        crc32c (int): CRC-32C of those bytes.
+    """
+
+    bytes: int
+    crc32c: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Abilities:
     """What a store can do; found by probing, since imitators of S3 differ.
 
@@ -123,6 +137,14 @@ class Store(Protocol):
         """The bytes of an object, or of a range of it; a short body is a `TransientError`.
 
         With `etag`, a changed object is a `ConflictError`.
+        """
+
+    def read_into(
+        self, key: str, buffer: memoryview, *, start: int | None = None, etag: str | None = None
+    ) -> Filled:
+        """Read an object, or with `start` a range of it, into memory of the caller's; else like `read`.
+
+        Fresh memory costs more than reading into it, so whoever moves many objects uses the same again.
         """
 
     def stream(

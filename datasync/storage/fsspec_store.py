@@ -37,7 +37,7 @@ from datasync.errors import (
     UnsupportedError,
     UsageError,
 )
-from datasync.storage.base import Abilities, Buffer, ObjectInfo, Store, Upload, UploadInfo
+from datasync.storage.base import Abilities, Buffer, Filled, ObjectInfo, Store, Upload, UploadInfo
 from datasync.storage.keys import check_key, check_prefix, join, utf8
 from datasync.storage.process import shared
 from datasync.storage.secrets import is_reference, reveal
@@ -207,6 +207,15 @@ class FsspecStore:
         with self.stream(key, start=start, length=length, etag=etag, chunk=16 << 20) as pieces:
             parts = [bytes(piece) for piece in pieces]
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def read_into(
+        self, key: str, buffer: memoryview, *, start: int | None = None, etag: str | None = None
+    ) -> Filled:
+        data = self.read(key, start=start or 0, length=None if start is None else len(buffer), etag=etag)
+        if len(data) > len(buffer):
+            return Filled(bytes=len(data), crc32c=0)
+        buffer[: len(data)] = data
+        return Filled(bytes=len(data), crc32c=crc32c_of(data))
 
     @contextlib.contextmanager
     def stream(

@@ -6,23 +6,27 @@
         while piece := response.read(1 << 20): ...
 
 A request body is sent from the caller's buffer and a response body is read straight into the bytes that the
-caller gets. No deadline limits a transfer that moves: the timeout is for each wait on the socket. A pool
-belongs to one process; see `datasync.storage.process`.
+caller gets, or into the caller's own memory (`Response.read_into`). Without TLS the kernel is asked for large
+pieces whole, one call each. No deadline limits a transfer that moves: the timeout is for each wait on the
+socket. A pool belongs to one process; see `datasync.storage.process`.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import io
 import os
 import select
 import socket
 import ssl
+import struct
 import threading
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from datasync.errors import UsageError
@@ -34,6 +38,7 @@ STALL_SECONDS = 60.0
 _MOST_IDLE = 128
 _IDLE_SECONDS = 20.0
 _READ_AHEAD = 64 << 10
+_SENT_AT_ONCE = 1 << 20
 _LONGEST_LINE = 64 << 10
 _MOST_HEADERS = 200
 _NO_BODY = (204, 304)
@@ -81,7 +86,7 @@ class Response:
     """A response whose body is still on the wire."""
 
     def __init__(self, connection: _Connection, method: str) -> None:
-        self._file = connection.file
+        self._file: io.BufferedReader[Any] = connection.file
         self.status, self.reason, self.headers = _read_head(self._file)
         while 100 <= self.status < 200:
             self.status, self.reason, self.headers = _read_head(self._file)
@@ -122,6 +127,25 @@ class Response:
         self._ended = self._left == 0
         return piece
 
+    def read_into(self, buffer: memoryview) -> int:
+        """Fill `buffer`, but for the end of the body; returns how many bytes were read.
+
+        Raises:
+            BadResponse: The connection ended before the body did.
+            OSError: The connection broke, or nothing came for `STALL_SECONDS`.
+        """
+        if self.length is None:  # of unknown size: rare, and never a shard
+            piece = self.read(len(buffer))
+            buffer[: len(piece)] = piece
+            return len(piece)
+        wanted = min(len(buffer), self._left)
+        count: int = self._file.readinto(buffer[:wanted]) if wanted else 0
+        self._left -= count
+        if count < wanted:
+            raise BadResponse(f"the body ended {self._left} bytes early")
+        self._ended = self._left == 0
+        return count
+
     def read_all(self, limit: int = 64 << 20) -> bytes:
         """The rest of a body that is known to be small."""
         parts, total = [], 0
@@ -161,12 +185,30 @@ class Response:
         return b"".join(parts)
 
 
+class _Plain(io.RawIOBase):
+    """What comes in on a blocking socket; more than the read-ahead is always wanted whole."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        flags = socket.MSG_WAITALL if len(buffer) > _READ_AHEAD else 0
+        try:
+            return self._sock.recv_into(buffer, 0, flags)
+        except BlockingIOError as error:
+            raise TimeoutError("nothing came") from error
+
+
 class _Connection:
     """One socket to the origin, perhaps through a proxy."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self.file = sock.makefile("rb", buffering=_READ_AHEAD)
+        raw = sock.makefile("rb", buffering=0) if isinstance(sock, ssl.SSLSocket) else _Plain(sock)
+        self.file = io.BufferedReader(raw, _READ_AHEAD)
         self.used = time.monotonic()
         self.fresh = True
 
@@ -292,7 +334,9 @@ class Pool:
                 if self._proxy is not None:
                     self._tunnel(sock, self._proxy)
                 sock = self._tls.wrap_socket(sock, server_hostname=self.origin.host)
-            sock.settimeout(self._stall_seconds)
+                sock.settimeout(self._stall_seconds)
+            else:
+                _block(sock, self._stall_seconds)
         except BaseException:
             sock.close()
             raise
@@ -312,14 +356,36 @@ class Pool:
             raise BadResponse(f"the proxy refuses a way to {there}: {status} {reason}")
 
 
+def _block(sock: socket.socket, seconds: float) -> None:
+    """Have the kernel wait for a whole piece, and give up when nothing moves for so long.
+
+    Python's own timeout takes two system calls for every few kilobytes.
+    """
+    sock.settimeout(None)
+    wait = struct.pack("@ll", int(seconds), max(int(seconds % 1 * 1e6), 1))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, wait)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, wait)
+
+
+def _send(sock: socket.socket, data: Buffer) -> None:
+    try:
+        sock.sendall(data)
+    except BlockingIOError as error:
+        raise TimeoutError("nothing was taken") from error
+
+
 def _talk(connection: _Connection, method: str, head: bytes, body: memoryview) -> Response:
     """Send a request and read the head of its answer."""
+    sock = connection.sock
     if len(body) <= _READ_AHEAD:
-        connection.sock.sendall(head + body)
+        _send(sock, b"".join((head, body)))
         return Response(connection, method)
     try:
-        connection.sock.sendall(head)
-        connection.sock.sendall(body)
+        _send(sock, head)
+        # With TLS the timeout is for each call, so no call may take long.
+        step = _SENT_AT_ONCE if isinstance(sock, ssl.SSLSocket) else len(body)
+        for start in range(0, len(body), step):
+            _send(sock, body[start : start + step])
     except (BrokenPipeError, ConnectionResetError):
         # A server may refuse before it has read everything; its answer may still be there to read.
         try:
@@ -333,7 +399,7 @@ def _talk(connection: _Connection, method: str, head: bytes, body: memoryview) -
     return Response(connection, method)
 
 
-def _read_head(file: object) -> tuple[int, str, dict[str, str]]:
+def _read_head(file: io.BufferedReader[Any] | io.RawIOBase) -> tuple[int, str, dict[str, str]]:
     """Status, reason and headers with names in lower case."""
     first = _read_line(file)
     parts = first.split(b" ", 2)
@@ -353,8 +419,8 @@ def _read_head(file: object) -> tuple[int, str, dict[str, str]]:
     raise BadResponse("too many headers")
 
 
-def _read_line(file: object) -> bytes:
-    line: bytes = file.readline(_LONGEST_LINE)  # type: ignore[attr-defined]  # a socket's file of any kind
+def _read_line(file: io.BufferedReader[Any] | io.RawIOBase) -> bytes:
+    line = file.readline(_LONGEST_LINE)
     if not line.endswith(b"\n"):
         if not line:
             raise BadResponse("the connection was closed without an answer")

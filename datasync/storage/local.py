@@ -31,12 +31,13 @@ from datasync.errors import (
     TransientError,
     UnsupportedError,
 )
-from datasync.storage.base import Abilities, Buffer, ObjectInfo, Store, Upload, UploadInfo
+from datasync.storage.base import Abilities, Buffer, Filled, ObjectInfo, Store, Upload, UploadInfo
 from datasync.storage.keys import check_key, check_prefix, join, utf8
 from datasync.storage.local_errors import translated
 from datasync.storage.temp import HIDDEN, TempFolder, folder_lock
 
 _COPY_CHUNK = 16 << 20
+_PIECE_BYTES = 1 << 20
 _RETRY_MKDIR = 10
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 
@@ -167,6 +168,27 @@ class LocalStore:
             parts = [bytes(piece) for piece in pieces]
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    def read_into(
+        self, key: str, buffer: memoryview, *, start: int | None = None, etag: str | None = None
+    ) -> Filled:
+        from shards.digests import crc32c
+
+        with self._opened(key, etag) as (fd, before):
+            size = before.st_size if start is None else min(len(buffer), max(before.st_size - start, 0))
+            if size > len(buffer):
+                return Filled(bytes=size, crc32c=0)
+            at, value = 0, 0
+            while at < size:
+                with translated(self.url, key):
+                    count = os.preadv(fd, [buffer[at : min(at + _PIECE_BYTES, size)]], (start or 0) + at)
+                if not count:
+                    raise self._shorter(key, size - at)
+                value = crc32c(buffer[at : at + count], value)
+                at += count
+            if _etag(os.fstat(fd)) != _etag(before):
+                raise _changed(self.path(key))
+            return Filled(bytes=size, crc32c=value)
+
     @contextlib.contextmanager
     def stream(
         self,
@@ -177,6 +199,12 @@ class LocalStore:
         etag: str | None = None,
         chunk: int = 1 << 20,
     ) -> Iterator[Iterator[Buffer]]:
+        with self._opened(key, etag) as (fd, before):
+            wanted = before.st_size - start if length is None else min(length, before.st_size - start)
+            yield self._pieces(fd, key, start, max(wanted, 0), chunk, before)
+
+    @contextlib.contextmanager
+    def _opened(self, key: str, etag: str | None) -> Iterator[tuple[int, os.stat_result]]:
         path = self.path(key)
         with translated(self.url, key):
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -187,10 +215,15 @@ class LocalStore:
                 raise NotFoundError(f"{path} is a folder, not an object", mend="name a file in it")
             if etag is not None and _etag(before) != etag:
                 raise _changed(path)
-            wanted = before.st_size - start if length is None else min(length, before.st_size - start)
-            yield self._pieces(fd, key, start, max(wanted, 0), chunk, before)
+            yield fd, before
         finally:
             os.close(fd)
+
+    def _shorter(self, key: str, missing: int) -> TransientError:
+        return TransientError(
+            f"{self.path(key)} became shorter while it was read: {missing} bytes are missing",
+            mend="run again when nothing writes to it",
+        )
 
     def _pieces(
         self, fd: int, key: str, start: int, wanted: int, chunk: int, before: os.stat_result
@@ -200,10 +233,7 @@ class LocalStore:
             with translated(self.url, key):
                 piece = os.pread(fd, min(chunk, end - offset), offset)
             if not piece:
-                raise TransientError(
-                    f"{self.path(key)} became shorter while it was read: {end - offset} bytes are missing",
-                    mend="run again when nothing writes to it",
-                )
+                raise self._shorter(key, end - offset)
             offset += len(piece)
             if offset == end and _etag(os.fstat(fd)) != _etag(before):
                 raise _changed(self.path(key))

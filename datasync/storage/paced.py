@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from datasync.storage.base import Abilities, Buffer, ObjectInfo, Store, Upload, UploadInfo
+from datasync.storage.base import Abilities, Buffer, Filled, ObjectInfo, Store, Upload, UploadInfo
 from datasync.storage.rate import Pace, Timetable
 
 _LOCK = threading.Lock()
@@ -73,6 +73,12 @@ class PacedStore:
         data = self.store.read(key, start=start, length=length, etag=etag)
         self._pace.take(len(data))
         return data
+
+    def read_into(
+        self, key: str, buffer: memoryview, *, start: int | None = None, etag: str | None = None
+    ) -> Filled:
+        self._pace.take(len(buffer))
+        return self.store.read_into(key, buffer, start=start, etag=etag)
 
     @contextlib.contextmanager
     def stream(

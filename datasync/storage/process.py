@@ -13,7 +13,8 @@ from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 
-_lock = threading.RLock()
+_lock = threading.Lock()
+_making: dict[Hashable, threading.RLock] = {}
 _made: dict[Hashable, Any] = {}
 
 
@@ -22,6 +23,8 @@ def shared(key: Hashable, make: Callable[[], T]) -> T:
     found = _made.get(key)
     if found is None:
         with _lock:
+            alone = _making.setdefault(key, threading.RLock())
+        with alone:  # others wait for this key only: to ask an endpoint what it can do takes a while
             found = _made.get(key)
             if found is None:
                 found = _made[key] = make()
@@ -29,8 +32,8 @@ def shared(key: Hashable, make: Callable[[], T]) -> T:
 
 
 def _start_anew() -> None:
-    global _lock, _made
-    _lock, _made = threading.RLock(), {}
+    global _lock, _making, _made
+    _lock, _making, _made = threading.Lock(), {}, {}
 
 
 os.register_at_fork(after_in_child=_start_anew)

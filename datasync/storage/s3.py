@@ -14,7 +14,7 @@ import base64
 import contextlib
 import hashlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from datasync.errors import (
     UsageError,
 )
 from datasync.storage import s3_xml
-from datasync.storage.base import Abilities, Buffer, ObjectInfo, Store, Upload, UploadInfo
+from datasync.storage.base import Abilities, Buffer, Filled, ObjectInfo, Store, Upload, UploadInfo
 from datasync.storage.http1 import Response
 from datasync.storage.keys import check_key, check_prefix, join
 from datasync.storage.retry import ATTEMPTS, pause_before
@@ -40,6 +40,7 @@ from shards.digests import crc32c as crc32c_of
 
 ONE_PUT_BYTES = 64 << 20
 _DELETE_BATCH = 1000
+_PIECE_BYTES = 1 << 20
 
 
 class S3Store:
@@ -130,6 +131,31 @@ class S3Store:
                 time.sleep(pause_before(attempt))
         raise AssertionError("unreachable")
 
+    def read_into(
+        self, key: str, buffer: memoryview, *, start: int | None = None, etag: str | None = None
+    ) -> Filled:
+        length = None if start is None else len(buffer)
+
+        def take(response: Response, offset: int) -> Buffer:
+            at = offset - (start or 0)
+            room = buffer[at : at + _PIECE_BYTES]
+            return room[: response.read_into(room)] if room else response.read(1)
+
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                with self._opened(key, start or 0, length, etag) as body:
+                    if body is None:
+                        return Filled(bytes=0, crc32c=0)
+                    if body.size is not None and body.size > len(buffer):
+                        return Filled(bytes=body.size, crc32c=0)
+                    size = sum(len(piece) for piece in body.pieces(take, with_crc=True))
+                    return Filled(bytes=size, crc32c=body.crc32c)
+            except CorruptError:
+                if attempt == ATTEMPTS:
+                    raise
+                time.sleep(pause_before(attempt))
+        raise AssertionError("unreachable")
+
     @contextlib.contextmanager
     def stream(
         self,
@@ -143,6 +169,12 @@ class S3Store:
         if length == 0:
             yield iter(())
             return
+        with self._opened(key, start, length, etag) as body:
+            yield iter(()) if body is None else body.pieces(lambda response, offset: response.read(chunk))
+
+    @contextlib.contextmanager
+    def _opened(self, key: str, start: int, length: int | None, etag: str | None) -> Iterator[_Body | None]:
+        """The object's body, or that of a range; None where the range begins at the end, or after it."""
         full = self.full_key(key)
         headers = {"x-amz-checksum-mode": "ENABLED"}
         if etag is not None:
@@ -155,60 +187,9 @@ class S3Store:
             except StoreError as error:
                 if "InvalidRange" not in error.message:
                     raise
-                yield iter(())  # the range begins at the end, or after it
+                yield None
                 return
-            yield self._pieces(response, stack, full, start, length, chunk)
-
-    def _pieces(
-        self,
-        response: Response,
-        stack: contextlib.ExitStack,
-        full: str,
-        start: int,
-        length: int | None,
-        chunk: int,
-    ) -> Iterator[Buffer]:
-        """The body; where the connection breaks, the rest is asked for, of the same version of the object."""
-        what = self.api.what(full)
-        ranged = start > 0 or length is not None
-        if ranged and _range_start(response) != start:
-            raise UnsupportedError(f"{self.endpoint} ignores ranges", mend="read whole objects from it")
-        whole_size = _whole_size(response, ranged)
-        expected = _stored_crc(response.headers) if not ranged else None
-        version = response.headers.get("etag")
-        end = whole_size if length is None or whole_size is None else min(start + length, whole_size)
-        offset, value, failures = start, 0, 0
-        while True:
-            try:
-                piece = response.read(chunk)
-            except OSError as error:
-                failures += 1
-                failure = self.api.network_error(error, full)
-                if end is None or not version or failures >= ATTEMPTS:
-                    raise failure from error
-                time.sleep(pause_before(failures))
-                stack.pop_all().close()
-                again = {"Range": f"bytes={offset}-{end - 1}", "If-Match": version}
-                response = stack.enter_context(self.api.open("GET", full, headers=again))
-                if _range_start(response) != offset:
-                    raise failure from error
-                continue
-            if not piece:
-                break
-            failures = 0
-            offset += len(piece)
-            if expected is not None:
-                value = crc32c_of(piece, value)
-                if offset == end and value != expected:
-                    raise CorruptError(
-                        f"{what} from {self.endpoint} has crc32c {value:08x}, the server says {expected:08x}",
-                        mend="read it again; if it stays, the object is damaged at the server",
-                    )
-            yield piece
-        if end is not None and offset != end:
-            raise TransientError(
-                f"{what} ended after {offset - start} of {end - start} bytes", mend="run again"
-            )
+            yield _Body(self.api, full, response, stack, start, length)
 
     # Writing
 
@@ -336,6 +317,75 @@ class S3Store:
                 f"{len(failures)} objects could not be deleted, the first is {self.api.what(full)}: {why}",
                 mend="allow deletion in the bucket's policy",
             )
+
+
+class _Body:
+    """The bytes of an answer to GET; where a connection breaks, the rest of that version is asked for."""
+
+    def __init__(
+        self,
+        api: S3Api,
+        full: str,
+        response: Response,
+        stack: contextlib.ExitStack,
+        start: int,
+        length: int | None,
+    ) -> None:
+        self._api, self._full, self._response, self._stack = api, full, response, stack
+        ranged = start > 0 or length is not None
+        if ranged and _range_start(response) != start:
+            raise UnsupportedError(f"{api.endpoint} ignores ranges", mend="read whole objects from it")
+        size = _whole_size(response, ranged)
+        self._start = start
+        self._end = size if length is None or size is None else min(start + length, size)
+        self._expected = _stored_crc(response.headers) if not ranged else None
+        self._version = response.headers.get("etag")
+        self.size = None if self._end is None else self._end - start
+        self.crc32c = 0
+
+    def pieces(self, take: Callable[[Response, int], Buffer], *, with_crc: bool = False) -> Iterator[Buffer]:
+        """Every piece that `take` reads at an offset of the object, none given out before it was compared.
+
+        With `with_crc`, `crc32c` is that of all pieces at the end, also where the server keeps none.
+        """
+        what, offset, failures = self._api.what(self._full), self._start, 0
+        with_crc = with_crc or self._expected is not None
+        while True:
+            try:
+                piece = take(self._response, offset)
+            except OSError as error:
+                failures += 1
+                self._reopen(offset, failures, error)
+                continue
+            if not piece:
+                break
+            failures = 0
+            offset += len(piece)
+            if with_crc:
+                self.crc32c = crc32c_of(piece, self.crc32c)
+            if self._expected is not None and offset == self._end and self.crc32c != self._expected:
+                raise CorruptError(
+                    f"{what} from {self._api.endpoint} has crc32c {self.crc32c:08x}, the server says"
+                    f" {self._expected:08x}",
+                    mend="read it again; if it stays, the object is damaged at the server",
+                )
+            yield piece
+        if self._end is not None and offset != self._end:
+            raise TransientError(
+                f"{what} ended after {offset - self._start} of {self._end - self._start} bytes",
+                mend="run again",
+            )
+
+    def _reopen(self, offset: int, failures: int, error: OSError) -> None:
+        failure = self._api.network_error(error, self._full)
+        if self._end is None or not self._version or failures >= ATTEMPTS:
+            raise failure from error
+        time.sleep(pause_before(failures))
+        self._stack.pop_all().close()
+        again = {"Range": f"bytes={offset}-{self._end - 1}", "If-Match": self._version}
+        self._response = self._stack.enter_context(self._api.open("GET", self._full, headers=again))
+        if _range_start(self._response) != offset:
+            raise failure from error
 
 
 def _described(key: str, headers: dict[str, str]) -> ObjectInfo:

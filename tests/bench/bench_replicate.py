@@ -62,6 +62,10 @@ class Bench:
         self.a, self.b, self.work = a, b, work
         self.rows: list[dict[str, Any]] = []
         self.environment = os.environ | {"PYTHONPATH": str(ROOT), "KEY": a.access_key, "SECRET": a.secret_key}
+        # An installed package is compiled; a checkout may be forbidden to keep what it compiles.
+        self.environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        self.environment["PYTHONPYCACHEPREFIX"] = str(work / "compiled")
+        subprocess.run([sys.executable, "-m", "datasync.cli", "--version"], env=self.environment, check=True)
         self.environment |= {"AWS_ACCESS_KEY_ID": a.access_key, "AWS_SECRET_ACCESS_KEY": a.secret_key}
         for name, server in (("A", a), ("B", b)):
             self.environment |= {

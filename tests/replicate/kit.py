@@ -141,6 +141,13 @@ class Spy:
             self.read_bytes += len(data)
         return data
 
+    def read_into(self, key: str, buffer: memoryview, **options: Any) -> Any:
+        self.note("read", key)
+        filled = self.inner.read_into(key, buffer, **options)
+        with self._lock:
+            self.read_bytes += filled.bytes
+        return filled
+
     @contextlib.contextmanager
     def stream(self, key: str, **options: Any) -> Iterator[Iterator[Any]]:
         self.note("stream", key)

@@ -106,6 +106,35 @@ def test_an_empty_object_is_an_object(store: Store) -> None:
         assert b"".join(pieces) == b""
 
 
+def test_an_object_or_a_range_is_read_into_memory_of_the_caller(store: Store) -> None:
+    data = bytes(range(256)) * 12_000  # more than one piece
+    etag = store.write("k", data).etag
+    memory = bytearray(b"?" * len(data))
+    filled = store.read_into("k", memoryview(memory), etag=etag)
+    assert (filled.bytes, filled.crc32c) == (len(data), crc32c(data))
+    assert memory == data
+    part = memoryview(memory)[:1000]
+    filled = store.read_into("k", part, start=7)
+    assert (filled.bytes, filled.crc32c) == (1000, crc32c(data[7:1007]))
+    assert part == data[7:1007]
+
+
+def test_an_object_of_another_size_than_the_memory_says_its_size(store: Store) -> None:
+    store.write("k", b"12345")
+    assert store.read_into("k", memoryview(bytearray(4))).bytes == 5
+    memory = bytearray(8)
+    assert store.read_into("k", memoryview(memory)).bytes == 5
+    assert memory[:5] == b"12345"
+    assert store.read_into("k", memoryview(memory), start=3).bytes == 2
+    assert memory[:2] == b"45"
+    store.write("empty", b"")
+    assert store.read_into("empty", memoryview(memory)).bytes == 0
+    with pytest.raises(NotFoundError):
+        store.read_into("no", memoryview(memory))
+    with pytest.raises(ConflictError):
+        store.read_into("k", memoryview(memory), etag="0" * 32)
+
+
 def test_a_second_write_replaces_the_first_whole(store: Store) -> None:
     store.write("k", b"long" * 1000)
     store.write("k", b"short")

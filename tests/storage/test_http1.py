@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -189,3 +190,62 @@ def test_endpoints_that_are_none(url: str) -> None:
 def test_origins_write_their_host() -> None:
     for url, host in [("https://h", "h"), ("https://h:8443", "h:8443"), ("http://[::1]:80", "[::1]")]:
         assert Origin.parse(url).netloc == host
+
+
+def test_a_body_is_read_into_memory_of_the_caller_in_pieces_of_any_size() -> None:
+    body = bytes(range(256)) * 1000
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    for step in (1000, 70_000, 1 << 20):
+        with _server(answer, OK) as (server, pool):
+            memory = memoryview(bytearray(len(body) + 10))
+            with pool.exchange("GET", "/x", {}) as response:
+                at = 0
+                while count := response.read_into(memory[at : at + step]):
+                    at += count
+            assert at == len(body)
+            assert memory[:at] == body
+            assert _get(pool) == (200, b"hello")
+            assert server.connections == 1
+
+
+def test_a_body_that_ends_early_is_not_taken_for_whole() -> None:
+    answer = b"HTTP/1.1 200 OK\r\nX: cut\r\nContent-Length: 300000\r\n\r\n" + bytes(200_000)
+    with _server(answer) as (_, pool), pool.exchange("GET", "/x", {}) as response:
+        with pytest.raises(BadResponse, match="100000 bytes early"):
+            response.read_into(memoryview(bytearray(300_000)))
+
+
+def test_the_timeout_is_for_standing_still_and_not_for_taking_long() -> None:
+    """Both ways: a body that trickles for longer than the timeout arrives, one that stops does not."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+    taken: list[int] = []
+
+    def serve() -> None:
+        client, _ = listener.accept()
+        with client:
+            left = 16_000_000
+            head = b""
+            while b"\r\n\r\n" not in head:
+                head += client.recv(4096)
+            left -= len(head.partition(b"\r\n\r\n")[2])
+            while left:
+                time.sleep(0.005)
+                left -= len(client.recv(min(left, 50_000), socket.MSG_WAITALL))
+            taken.append(left)
+            client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 300000\r\n\r\n")
+            for _ in range(25):
+                time.sleep(0.06)
+                client.sendall(bytes(10_000))
+            time.sleep(5)
+
+    threading.Thread(target=serve, daemon=True).start()
+    pool = Pool(Origin("http", "127.0.0.1", listener.getsockname()[1]), stall_seconds=1)
+    with listener, pool.exchange("PUT", "/x", {}, bytes(16_000_000)) as response:
+        assert taken == [0]
+        memory = memoryview(bytearray(300_000))
+        assert response.read_into(memory[:250_000]) == 250_000
+        began = time.monotonic()
+        with pytest.raises(TimeoutError):
+            response.read_into(memory[250_000:])
+        assert time.monotonic() - began < 4
