@@ -225,8 +225,57 @@ def _whole_ogg(data: bytes) -> None:
 
 
 def _whole_gif(data: bytes) -> None:
-    if b"\x3b" not in data[-64:]:
-        raise MediaError("the GIF is truncated: it has no trailer")
+    """Follow the blocks to the trailer."""
+    at = 13 + _color_table(data[10:11])
+    while at < len(data):
+        kind = data[at]
+        if kind == 0x3B:
+            return
+        if kind == 0x21:
+            at += 2
+        elif kind == 0x2C:
+            at += 11 + _color_table(data[at + 9 : at + 10])
+        else:
+            raise MediaError(f"the GIF is damaged at byte {at:,}")
+        while at < len(data) and data[at]:
+            at += 1 + data[at]
+        at += 1
+    raise MediaError("the GIF is truncated: it has no trailer")
+
+
+def _color_table(flags: bytes) -> int:
+    """Bytes of the colour table that the flags of a GIF announce."""
+    return 3 << (flags[0] & 7) + 1 if flags and flags[0] & 0x80 else 0
+
+
+def _whole_bmp(data: bytes) -> None:
+    """Pixels must be there as many as the header says; compressed ones as many bytes as it says."""
+    if len(data) < 54:
+        raise MediaError("the BMP is truncated in its header")
+    begin = int.from_bytes(data[10:14], "little")
+    if int.from_bytes(data[14:18], "little") < 40:
+        return
+    width, height, _, bits, packed, size = struct.unpack("<iiHHII", data[18:38])
+    needed = size if packed in (1, 2, 4, 5) else (abs(width) * bits + 31) // 32 * 4 * abs(height)
+    if begin + needed > len(data):
+        raise MediaError(f"the BMP is truncated: {len(data):,} bytes of {begin + needed:,}")
+
+
+def _whole_tiff(data: bytes) -> None:
+    """The strips or tiles of every page must lie inside the file."""
+    with open_image(data) as image:
+        try:
+            for page in range(getattr(image, "n_frames", 1)):
+                image.seek(page)
+                for offsets, sizes in ((273, 279), (324, 325)):
+                    places, lengths = image.tag_v2.get(offsets, ()), image.tag_v2.get(sizes, ())
+                    end = max(map(sum, zip(places, lengths, strict=False)), default=0)
+                    if end > len(data):
+                        raise MediaError(f"the TIFF is truncated: {len(data):,} bytes of {end:,}")
+        except MediaError:
+            raise
+        except Exception as error:  # Pillow raises seven kinds on bad files
+            raise MediaError(f"the TIFF is damaged: {error}") from error
 
 
 def _whole_wav(data: bytes) -> None:
@@ -244,10 +293,10 @@ def _whole_mp4(data: bytes) -> None:
         if size == 0:
             return
         if size < 8:
-            raise MediaError("the MP4 is damaged: a box of no size")
+            raise MediaError("the file is damaged: a box of no size")
         at += size
     if at > len(data):
-        raise MediaError(f"the MP4 is truncated: {len(data):,} bytes of {at:,}")
+        raise MediaError(f"the file is truncated: {len(data):,} bytes of {at:,}")
 
 
 def _whole_matroska(data: bytes) -> None:
@@ -274,6 +323,10 @@ _STRUCTURE: dict[str, Callable[[bytes], None]] = {
     "image/png": _whole_png,
     "image/gif": _whole_gif,
     "image/webp": _whole_riff,
+    "image/bmp": _whole_bmp,
+    "image/tiff": _whole_tiff,
+    "image/avif": _whole_mp4,
+    "image/heic": _whole_mp4,
     "audio/wav": _whole_wav,
     "audio/ogg": _whole_ogg,
     "audio/mp4": _whole_mp4,

@@ -103,9 +103,19 @@ def make_schema(
         raise UsageError("no column is left", mend="drop fewer columns, or select at least one")
     names = [column.name for column in columns]
     for name in names:
+        if not _is_text(name):
+            raise UsageError(f"the column name {name!r} is no valid Unicode", mend="--rename or --drop it")
         if names.count(name) > 1:
             raise UsageError(f"two columns are called {name!r}", mend="rename one of them")
     return Schema(tuple(sorted(columns, key=lambda column: column.name)))
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def check_encoding(encoding: str, column: str) -> None:

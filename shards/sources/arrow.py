@@ -28,6 +28,27 @@ _ROWS = 65_536
 _VIEW_BYTES = 4 << 20
 
 
+def unify(schemas: list[pa.Schema]) -> pa.Schema:
+    """The columns of all files; one that differs between them has the type that holds both.
+
+    Raises:
+        UsageError: There is no such type, or a file has two columns of one name.
+    """
+    import pyarrow as pa
+
+    for schema in schemas:
+        twice = next((name for name in schema.names if schema.names.count(name) > 1), None)
+        if twice is not None:
+            raise UsageError(f"a file has two columns called {twice!r}", mend="rename one at the source")
+    try:
+        return pa.unify_schemas(schemas, promote_options="permissive")
+    except pa.ArrowException as error:
+        raise UsageError(
+            f"the files do not have the same columns: {reason(error)}",
+            mend="shard those of one kind at a time",
+        ) from error
+
+
 class Arrow(Source):
     """Arrow files. A payload is (files of one, begin, end): record batches, or None for all of a stream."""
 
@@ -70,7 +91,6 @@ class Arrow(Source):
 
     def _look(self) -> tuple[pa.Schema | None, set[str]]:
         """The columns of all files, and those with a null: in all local batches, in the first remote one."""
-        import pyarrow as pa
 
         if self._looked is None:
             files = self.mine()
@@ -85,8 +105,7 @@ class Arrow(Source):
                 except Exception as error:
                     if not content_error(error):
                         raise
-            unified = pa.unify_schemas(schemas, promote_options="permissive") if schemas else None
-            self._looked = unified, nulls
+            self._looked = unify(schemas) if schemas else None, nulls
         return self._looked
 
     def read(self, payload: tuple[FileList, int, int | None]) -> Iterator[Item]:
@@ -97,6 +116,7 @@ class Arrow(Source):
                 first = 0
                 for number, batch in enumerate(_each(reader, 0, end)):
                     if number >= begin:
+                        batch.validate(full=True)  # a damaged file may point anywhere in memory
                         for start in range(0, batch.num_rows, _ROWS):
                             yield Table(batch.slice(start, _ROWS), name, first + start)
                     first += batch.num_rows
@@ -186,10 +206,12 @@ class HuggingFace(Arrow):
                 with _opened(files.slice(range(number, number + 1)), mapped=True) as reader:
                     tables.append(pa.Table.from_batches(_each(reader, 0, None), schema=reader.schema))
             table = pa.concat_tables(tables)
+            table.validate()
             step = max(1, min(_ROWS, _VIEW_BYTES * table.num_rows // max(table.nbytes, 1)))
             for start in range(0, len(numbers), step):
                 taken = table.take(pa.array(numbers[start : start + step])).combine_chunks()
                 for batch in taken.to_batches():
+                    batch.validate(full=True)
                     yield Table(batch, payload.name, payload.first + start)
                     start += batch.num_rows
             for number in range(len(files)):

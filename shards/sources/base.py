@@ -13,6 +13,7 @@ A source of another package is found by the entry point group `datasync.sources`
 
 from __future__ import annotations
 
+import errno
 import lzma
 import re
 import zlib
@@ -226,7 +227,7 @@ def content_error(error: Exception) -> bool:
     if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError):
         return True
     if isinstance(error, OSError):
-        return error.errno is None
+        return error.errno in (None, errno.ELOOP, errno.ENAMETOOLONG, errno.EPERM)
     kinds = (
         ValueError,
         EOFError,
@@ -260,6 +261,8 @@ def reason(error: Exception) -> str:
         return "no such file"
     if isinstance(error, PermissionError):
         return "permission denied"
+    if isinstance(error, OSError) and error.errno == errno.ELOOP:
+        return "a link that leads to itself"
     text = str(error).strip().splitlines()
     # Addresses of objects differ from run to run, the quarantine must not.
     return _ADDRESS.sub("", text[0])[:300] if text else type(error).__name__

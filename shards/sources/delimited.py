@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
@@ -46,8 +47,8 @@ class Delimited(Source):
             with file.open(0) as stream:
                 head = stream.read(_HEAD)
             encoding = self._encoding(head)
-            line = head.removeprefix(b"\xef\xbb\xbf").decode("latin-1").partition("\n")[0]
-            separator = self.options.delimiter or _separator(line, name)
+            text = head.removeprefix(b"\xef\xbb\xbf").decode("latin-1").lstrip("\r\n")
+            separator = self.options.delimiter or _separator(text.partition("\n")[0], name)
             cut = extends_ascii(encoding) and separator.isascii()
             self._edges[name] = record_edges(file, separator, self.options.target_bytes) if cut else []
         return self._edges[name]
@@ -68,9 +69,9 @@ class Delimited(Source):
     def _file(self, part: Part, number: int, name: str) -> Iterator[Item]:
         with open_stream(part.files, number) as stream:
             text, head = self._text(stream)
-            separator = self.options.delimiter or _separator(head, name)
+            separator = self.options.delimiter or _separator(head.lstrip("\r\n"), name)
             reader = csv.reader(_again(head, text), delimiter=separator, strict=True)
-            header = next(reader, None)
+            header = _header(reader)
             if header is None:
                 return
             bad = _undecoded(header)
@@ -88,18 +89,22 @@ class Delimited(Source):
             text = io.TextIOWrapper(stream, encoding, errors=_ERRORS, newline="")
             reader = csv.reader(text, delimiter=separator, strict=True)
             if part.begin.offset == 0:
-                next(reader)
+                _header(reader)
             yield from self._records(reader, header, name, separator, encoding, part.begin.first)
 
     def _text(self, stream: BinaryIO) -> tuple[io.TextIOWrapper, str]:
-        """The text of a file, and its first line, which has been read."""
+        """The text of a file, and what of it has been read: its first line that is not empty."""
         encoding = self._encoding(peek(stream))
         if encoding.lower() in ("utf-8", "utf8"):
             encoding = "utf-8-sig"
         text = io.TextIOWrapper(stream, encoding, errors=_ERRORS, newline="")
-        head = text.readline(self.options.max_line_bytes)
-        if len(head) == self.options.max_line_bytes:
-            raise ValueError(f"the header is longer than {self.options.max_line_bytes:,} bytes")
+        head = ""
+        while line := text.readline(self.options.max_line_bytes):
+            if len(line) == self.options.max_line_bytes:
+                raise ValueError(f"the header is longer than {self.options.max_line_bytes:,} bytes")
+            head += line
+            if line.strip("\r\n"):
+                break
         return text, head
 
     def _records(
@@ -132,7 +137,17 @@ def _undecoded(fields: list[str]) -> str:
     return ""
 
 
+def _header(reader: Iterator[list[str]]) -> list[str] | None:
+    """The names of the columns; what spreadsheets write before them, ``sep=;``, is passed over."""
+    records = filter(None, reader)
+    first = next(records, None)
+    return next(records, None) if first == ["sep=", ""] else first
+
+
 def _separator(head: str, name: str) -> str:
+    said = re.fullmatch(r"sep=(.)\r?\n?", head)
+    if said is not None:
+        return said[1]
     if name.lower().split(".")[1:2] in (["tsv"], ["tab"]):
         return "\t"
     outside = "".join(head.split('"')[::2])  # what is not in quotes
@@ -140,9 +155,8 @@ def _separator(head: str, name: str) -> str:
 
 
 def _again(head: str, rest: Iterator[str]) -> Iterator[str]:
-    """The lines of a file whose first line was read."""
-    if head:
-        yield head
+    """The lines of a file whose first lines were read."""
+    yield from io.StringIO(head, newline="")
     yield from rest
 
 

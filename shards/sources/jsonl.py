@@ -4,9 +4,10 @@ A plain file is cut into byte ranges, a range taking the lines that begin in it;
 task. Small files share a task. `.json` files are read as a sequence of values or as one array of them,
 whichever they are, one value at a time.
 
-What is refused: a line that is not JSON or not UTF-8, that is not an object, that has the same name twice, or
-that has a number which no float holds. The rest of the file goes on. A file that ends inside its compression
-gives the lines before the cut, and one refusal for the rest.
+Text is UTF-8, or what its byte order mark says. What is refused: a line that is not JSON or not such text,
+that is not an object, that has the same name twice, or that has a number which no float holds. The rest of
+the file goes on. A file that ends inside its compression gives the lines before the cut, and one refusal for
+the rest.
 """
 
 from __future__ import annotations
@@ -19,7 +20,16 @@ from typing import Any, BinaryIO
 
 from shards.sources.base import Bad, Item, Row, Source, Task, content_error, group, reason
 from shards.sources.files import FileList
-from shards.sources.streams import is_compressed, lines, open_stream, seek_line
+from shards.sources.streams import (
+    AsUtf8,
+    Readable,
+    is_compressed,
+    lines,
+    marked_encoding,
+    open_stream,
+    peek,
+    seek_line,
+)
 
 _BOM = b"\xef\xbb\xbf"
 _KEPT = 4096
@@ -41,7 +51,10 @@ class JsonLines(Source):
                 yield Task(payload=(files.slice(numbers), 0, None), bytes=size)
 
     def _splits(self, files: FileList, number: int) -> bool:
-        return files.suffix(number) != ".json" and not is_compressed(files, number)
+        if files.suffix(number) == ".json" or is_compressed(files, number):
+            return False
+        with files.open(number) as file:
+            return not _wide(file.read(4))
 
     def _ranges(self, file: FileList, size: int) -> Iterator[Task]:
         """Equal byte ranges of one file, none above the target."""
@@ -66,10 +79,13 @@ class JsonLines(Source):
 
     def _lines(self, stream: BinaryIO, name: str, begin: int, end: int | None) -> Iterator[Item]:
         limit = self.options.max_line_bytes
+        readable: Readable = stream
+        if begin == 0 and (encoding := _wide(peek(stream))):
+            readable = AsUtf8(stream, encoding)
         offset = seek_line(stream, begin)
         if end is not None and offset >= end:
             return
-        for line in lines(stream, limit=limit, offset=offset, end=end):
+        for line in lines(readable, limit=limit, offset=offset, end=end):
             at = line.number if begin == 0 else f"byte {line.offset}"
             data = line.data.removeprefix(_BOM) if line.offset == 0 else line.data
             if line.too_long:
@@ -86,6 +102,12 @@ class JsonLines(Source):
                 yield Row(value, name, number)
             else:
                 yield Bad(f"a JSON object is expected, not {_kind(value)}", name, number)
+
+
+def _wide(head: bytes) -> str:
+    """The character set that a byte order mark says, where that is not UTF-8; else empty."""
+    encoding = marked_encoding(head) or ""
+    return "" if encoding.startswith("utf-8") else encoding
 
 
 def parse_row(data: bytes, file: str, at: str | int) -> Row | Bad:

@@ -63,8 +63,6 @@ class Parquet(Source):
 
     def columns(self) -> pa.Schema | None:
         """What the files declare; a column that differs between them has the type that holds both."""
-        import pyarrow as pa
-
         if self._schema is None:
             schemas = [
                 footer.schema.to_arrow_schema()

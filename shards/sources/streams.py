@@ -92,8 +92,8 @@ def peek(stream: BinaryIO) -> bytes:
     """The first bytes of a stream that stands at its beginning, and stays there."""
     look = getattr(stream, "peek", None)
     if look is not None:
-        return bytes(look(4)[:4])
-    head = stream.read(4)
+        return bytes(look(8)[:8])
+    head = stream.read(8)
     stream.seek(0)
     return head
 
@@ -105,7 +105,7 @@ def open_stream(files: FileList, number: int, *, text: bool = True) -> Iterator[
     On leaving without an error, checks that the file is still the one that was listed.
 
     Raises:
-        ValueError: It is neither compressed, as its name says, nor text.
+        ValueError: It is neither compressed, as its name says, nor text; or it is compressed twice.
     """
     with files.open(number) as raw:
         head = raw.read(512)
@@ -118,6 +118,8 @@ def open_stream(files: FileList, number: int, *, text: bool = True) -> Iterator[
             yield raw
         else:
             with _decompressed(raw, kind) as stream:
+                if text and compression(peek(stream)) is not None:
+                    raise ValueError("the file is compressed twice")
                 yield stream
     files.check_unchanged(number)
 
@@ -182,6 +184,20 @@ class _ZstdStream(io.RawIOBase):
                 raise EOFError("the zstd stream ends early")
         self._input = self._input[left:]
         return b""
+
+
+class AsUtf8:
+    """Text of another character set as UTF-8."""
+
+    def __init__(self, stream: BinaryIO, encoding: str) -> None:
+        self._stream = stream
+        self._decoder = codecs.getincrementaldecoder(encoding)()
+
+    def read(self, size: int) -> bytes:
+        text = ""
+        while not text and (data := self._stream.read(size)):
+            text = self._decoder.decode(data)
+        return (text or self._decoder.decode(b"", final=True)).encode()
 
 
 class Readable(Protocol):

@@ -8,7 +8,6 @@ local file is cut into ranges, each taking the lines that begin in it.
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Iterator
 from typing import BinaryIO
 
@@ -16,6 +15,7 @@ from shards.sources.base import Bad, Item, Row, Source, Task, content_error, gro
 from shards.sources.files import FileList
 from shards.sources.ranges import Edge, Part, part_tasks
 from shards.sources.streams import (
+    AsUtf8,
     Line,
     extends_ascii,
     lines,
@@ -44,7 +44,7 @@ class Text(Source):
     def _edges(self, file: FileList) -> list[Edge]:
         """Where ranges of equal length begin; each takes the lines that begin in it."""
         with file.open(0) as stream:
-            encoding = self._encoding(stream.read(4))
+            encoding = self._encoding(stream.read(8))
         if not extends_ascii(encoding):
             return []
         size, target = int(file.sizes[0]), self.options.target_bytes
@@ -73,7 +73,7 @@ class Text(Source):
             if extends_ascii(encoding):
                 found = _ranged(stream, limit, part)
             else:
-                found, encoding = lines(_AsUtf8(stream, encoding), limit=limit), "utf-8"
+                found, encoding = lines(AsUtf8(stream, encoding), limit=limit), "utf-8"
             for line in found:
                 at = line.number if part.begin.offset == 0 else f"byte {line.offset}"
                 if line.too_long:
@@ -100,17 +100,3 @@ def _ranged(stream: BinaryIO, limit: int, part: Part) -> Iterator[Line]:
     if part.end is not None and offset >= part.end:
         return
     yield from lines(stream, limit=limit, offset=offset, end=part.end)
-
-
-class _AsUtf8:
-    """Text of another character set as UTF-8."""
-
-    def __init__(self, stream: BinaryIO, encoding: str) -> None:
-        self._stream = stream
-        self._decoder = codecs.getincrementaldecoder(encoding)()
-
-    def read(self, size: int) -> bytes:
-        text = ""
-        while not text and (data := self._stream.read(size)):
-            text = self._decoder.decode(data)
-        return (text or self._decoder.decode(b"", final=True)).encode()

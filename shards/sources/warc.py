@@ -24,6 +24,7 @@ from shards.sources.ranges import Edge, Part, open_part, part_tasks
 _KEPT = frozenset({"response", "resource", "conversion"})
 _MAX_LINE = 1 << 16
 _MAX_RECORD = 1 << 30
+_MAX_INFLATED = 1 << 28
 
 
 class Warc(Source):
@@ -161,7 +162,7 @@ def _join_chunks(body: bytes) -> bytes:
 
 
 def _inflate(body: bytes, encoding: str) -> bytes:
-    """The body without its gzip or deflate compression, if it has one; at most `_MAX_RECORD` bytes."""
+    """The body without its gzip or deflate compression, if it has one; at most `_MAX_INFLATED` bytes."""
     kind = encoding.strip().lower()
     if kind in ("gzip", "x-gzip") and body[:2] == b"\x1f\x8b":
         out = zlib.decompressobj(31)
@@ -169,9 +170,9 @@ def _inflate(body: bytes, encoding: str) -> bytes:
         out = zlib.decompressobj(15 if body[0] & 0x0F == 8 else -15)
     else:
         return body
-    data = out.decompress(body, _MAX_RECORD)
+    data = out.decompress(body, _MAX_INFLATED)
     if out.unconsumed_tail:
-        raise ValueError(f"the response grows beyond {_MAX_RECORD:,} bytes")
+        raise ValueError(f"the response grows beyond {_MAX_INFLATED:,} bytes")
     if not out.eof:
         raise EOFError("the compressed response ends early")
     return data

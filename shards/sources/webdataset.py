@@ -22,6 +22,8 @@ from shards.sources.files import FileList, hidden
 from shards.sources.ranges import Edge, Part, open_part, part_tasks
 
 _MAX_MEMBER = (1 << 32) - 1
+_SMALL_MEMBER = 1 << 27
+_GROWTH = 200  # times the whole compressed archive; no media, and no array worth having, is packed better
 
 
 class WebDataset(Source):
@@ -48,19 +50,20 @@ class WebDataset(Source):
         for number, name in enumerate(payload.files.names):
             try:
                 with open_part(payload, number, text=False) as stream:
-                    yield from _samples(stream, name, payload.begin)
+                    limit = max(_SMALL_MEMBER, _GROWTH * int(payload.files.sizes[number]))
+                    yield from _samples(stream, name, payload.begin, min(limit, _MAX_MEMBER))
             except Exception as error:
                 if not content_error(error) and not isinstance(error, tarfile.TarError):
                     raise
                 yield Bad(reason(error), name)
 
 
-def _samples(stream: BinaryIO, name: str, begin: Edge) -> Iterator[Item]:
+def _samples(stream: BinaryIO, name: str, begin: Edge, limit: int) -> Iterator[Item]:
     """The samples of one tar, or of a range of it."""
     seen = set(begin.known)
     key, problem = "", ""
     values: dict[str, Any] = {}
-    for member, data in _members(stream, begin.offset):
+    for member, data in _members(stream, begin.offset, limit):
         if isinstance(data, str):
             yield Bad(data, name, member)
             continue
@@ -107,7 +110,7 @@ def _decode(field: str, data: bytes) -> Any:
     return data
 
 
-def _members(stream: BinaryIO, begins: int) -> Iterator[tuple[str, bytes | str]]:
+def _members(stream: BinaryIO, begins: int, limit: int) -> Iterator[tuple[str, bytes | str]]:
     """Name and content of every file, or why it is refused; damage is a ValueError."""
     counted = _Counted(stream)
     try:
@@ -121,7 +124,7 @@ def _members(stream: BinaryIO, begins: int) -> Iterator[tuple[str, bytes | str]]
     archive.begins = begins  # type: ignore[attr-defined]  # for what `_Member` says
     with archive:
         for member in _headers(archive, counted):
-            name, problem = _check(member)
+            name, problem = _check(member, limit)
             if problem:
                 yield name, problem
             elif name:
@@ -130,7 +133,7 @@ def _members(stream: BinaryIO, begins: int) -> Iterator[tuple[str, bytes | str]]
                 yield name, content.read()
 
 
-def _check(member: tarfile.TarInfo) -> tuple[str, str]:
+def _check(member: tarfile.TarInfo, limit: int = _MAX_MEMBER) -> tuple[str, str]:
     """The name of a member, empty if it is passed over, and why it is refused, if it is."""
     name = member.name.removeprefix("./")
     parts = name.split("/")
@@ -142,6 +145,8 @@ def _check(member: tarfile.TarInfo) -> tuple[str, str]:
         return name, "the member is a link or a device"
     if member.size > _MAX_MEMBER:
         return name, f"the member has {member.size:,} bytes, more than a row may have"
+    if member.size > limit:
+        return name, f"the member has {member.size:,} bytes, far more than the archive that holds it"
     return name, ""
 
 
@@ -200,12 +205,13 @@ class _Counted:
     """A stream that knows how many bytes were read of it, and the last of them."""
 
     def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
+        # read1 gives what there is before it meets the end of a file that is cut, read would lose it.
+        self._read = getattr(stream, "read1", stream.read)
         self.bytes = 0
         self.last = b""
 
     def read(self, size: int) -> bytes:
-        data = self._stream.read(size)
+        data: bytes = self._read(size)
         self.bytes += len(data)
         self.last = data[-tarfile.BLOCKSIZE :] or self.last
         return data
