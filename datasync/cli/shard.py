@@ -94,7 +94,7 @@ def shard(
     hashes: Annotated[str | None, typer.Option(help="Digests to keep beside sha256 and xxh3_64.")] = None,
     append: Annotated[
         bool | None,
-        typer.Option("--append", help="Add to the dataset as a new version."),
+        typer.Option("--append", help="Add new files to the dataset, as a new version."),
     ] = None,
     overwrite: Annotated[
         bool | None,
@@ -124,9 +124,11 @@ def shard(
 
     \b
       datasync shard photos/ datasets/photos                  images, captions beside or in metadata.jsonl
-      datasync shard 'crawl/*.jsonl.zst' s3://bucket/crawl    JSON Lines straight into a bucket
-      datasync shard books/ cluster-a:books --tokenizer bytes --seq-len 2048
       datasync shard photos/ datasets/photos --dry-run        what would come of it
+      datasync shard 'crawl/*.jsonl.zst' cluster-a:crawl      JSON Lines straight to a cluster, or s3://bucket/crawl
+      datasync shard books/ datasets/books --tokenizer bytes --seq-len 2048
+      datasync shard table.csv datasets/table --split train=0.98,val=0.02 --on-error skip
+      datasync shard photos/ datasets/photos --append         what is new in photos/
       datasync shard photos                                   a recipe of datasync.toml
 
     Exit code 3: done, but rows were skipped into the quarantine (--on-error skip).
@@ -302,12 +304,12 @@ def _next_step(config: Config, result: ConvertResult, places: Sequence[str]) -> 
         head, name = recipe.home or "", recipe.name
     elif not colon or head not in config.clusters or not name:
         return f"datasync inspect {shlex.quote(f'{places[-1]}/{prefix}' if prefix else places[-1])}"
-    name = f"{name}/{prefix}" if prefix else name
+    place = name if recipe is not None and not prefix else f"{head}:{name}/{prefix}".rstrip("/")
     others = [cluster for cluster in config.clusters if cluster != head]
     if not others:
-        return f"datasync inspect {shlex.quote(f'{head}:{name}')}"
-    home = "" if recipe is not None and not prefix else f" --from {head}"
-    return f"datasync replicate {shlex.quote(name)}{home} --to {others[0]}"
+        return f"datasync inspect {shlex.quote(place)}"
+    rename = f" --as {shlex.quote(f'{name}/{prefix}')}" if prefix else ""
+    return f"datasync replicate {shlex.quote(place)}{rename} --to {others[0]}"
 
 
 def _show_skipped(result: ConvertResult) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from shards.index import Index
 from tests.servers import S3Server
@@ -233,3 +236,89 @@ def test_inspect_measures_columns_on_every_shard(tmp_path: Path) -> None:
     assert document["measured_samples"] == 100
     assert sizes["text"]["bytes"] == sum(len(row["text"]) for row in made)
     assert sizes["id"]["bytes"] == 800
+
+
+def test_the_examples_of_the_help_work_when_pasted(tmp_path: Path, pictures: Path) -> None:
+    pictures.rename(tmp_path / "photos")
+    jsonl(tmp_path / "crawl" / "a.jsonl", 20)
+    lines = (tmp_path / "crawl" / "a.jsonl").read_bytes()
+    (tmp_path / "crawl" / "a.jsonl").unlink()
+    (tmp_path / "crawl" / "a.jsonl.zst").write_bytes(zstandard.compress(lines))
+    (tmp_path / "books").mkdir()
+    (tmp_path / "books" / "a.txt").write_text("words " * 2000)
+    (tmp_path / "table.csv").write_text("a,b\n" + "".join(f"{n},x\n" for n in range(200)) + "broken\n")
+    (tmp_path / "datasync.toml").write_text(
+        '[clusters.cluster-a]\nurl = "a"\n[datasets.photos]\nsource = "photos"\nhome = "cluster-a"\n'
+    )
+    shown = run("shard", "--help", cwd=tmp_path).stdout
+    examples = [line.strip() for line in shown.splitlines() if line.strip().startswith("datasync shard ")]
+    assert len(examples) == 7
+    for number, example in enumerate(examples):
+        if "--append" in example:
+            (tmp_path / "photos" / "new.png").write_bytes(image_bytes(99))
+            (tmp_path / "photos" / "new.txt").write_text("new")
+        typed = re.split(r"\s{3,}", example)[0].removeprefix("datasync ")
+        result = run(*shlex.split(typed), cwd=tmp_path)
+        assert result.returncode == (3 if "--on-error" in typed else 0), (number, example, result.stderr)
+    assert len(rows(tmp_path / "datasets" / "photos")) == 31
+    assert len(rows(tmp_path / "a" / "crawl")) == 20
+    assert len(rows(tmp_path / "datasets" / "books")) == 6
+    assert len(rows(tmp_path / "a" / "photos")) == 31
+    assert sum(len(rows(tmp_path / "datasets" / "table" / split)) for split in ("train", "val")) == 200
+
+
+def test_what_to_do_next_is_said_and_works(tmp_path: Path, pictures: Path) -> None:
+    (tmp_path / "datasync.toml").write_text(
+        '[clusters.a]\nurl = "a"\n[clusters.b]\nurl = "b"\n'
+        '[datasets.pictures]\nsource = "pictures"\nhome = "a"\n'
+    )
+    for arguments in (
+        ("pictures",),
+        ("pictures", "a:other name"),
+        ("pictures", "out put"),
+        ("pictures", "parts", "--split", "train=0.5,val=0.5"),
+        ("pictures", "a:parts", "--split", "train=0.5,val=0.5"),
+    ):
+        done = run("shard", *arguments, cwd=tmp_path)
+        (said,) = [line for line in done.stdout.splitlines() if line.startswith("next ")]
+        words = shlex.split(said)
+        assert words[1] == "datasync"
+        assert run(*words[2:], cwd=tmp_path).returncode == 0, said
+    assert {
+        path.parent.relative_to(tmp_path / "b").as_posix() for path in tmp_path.glob("b/**/index.json")
+    } == {
+        "pictures",
+        "other name",
+        "parts/train",
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("empty.jsonl", "out"), "empty.jsonl has no rows"),
+        (("noise.jsonl.zst", "out"), "not compressed with zst, nor is it text"),
+        (("pictures", "http://host/"), "nothing can be written there"),
+        (("pictures", "out", "--encoding", "utf-99"), "no character set 'utf-99'"),
+        (("pictures", "out", "--delimiter", ";;"), "one character"),
+        (("misplaced",), "write shard.size_limit = …"),
+    ],
+)
+def test_small_mistakes_are_answered_with_their_mend(
+    tmp_path: Path, pictures: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "noise.jsonl.zst").write_bytes(bytes(range(256)))
+    if arguments == ("misplaced",):
+        (tmp_path / "datasync.toml").write_text('[datasets.misplaced]\nsize_limit = "1mb"\n')
+    result = run("shard", *arguments, cwd=tmp_path)
+    assert result.returncode in (1, 2)
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_quiet_is_one_line(tmp_path: Path, pictures: Path) -> None:
+    done = run("shard", pictures, "out", "-q", cwd=tmp_path)
+    assert (done.stderr, done.stdout.count("\n")) == ("", 1)
+    assert done.stdout.startswith(f"{tmp_path / 'out'}: 30 rows · 1 shard · ")

@@ -8,6 +8,8 @@ import io
 import json
 import math
 import shutil
+import subprocess
+import sys
 import tarfile
 import threading
 import time
@@ -25,8 +27,7 @@ from shards.convert import convert
 from shards.errors import UsageError
 from shards.find import find
 from shards.options import ConvertOptions
-from shards.sources import detect, list_files, load, names
-from shards.sources.base import Row, Source, Task
+from shards.sources import detect, list_files
 from tests.shards.corpus import image_bytes, raw_rows, rows, run
 
 
@@ -539,47 +540,33 @@ def test_media_leaves_the_types_that_a_format_declares_alone(tmp_path: Path) -> 
     assert [row["t"] for row in rows(tmp_path / "out")] == ["1970-01-02", "1970-01-03", "1970-01-04"]
 
 
-class Countdown(Source):
-    """A source that another package might bring: a file of numbers, a row for each below it."""
-
-    name = "countdown"
-    summary = "numbers"
-    extensions = frozenset({".count"})
-
-    def tasks(self):
-        for number in range(len(self.files)):
-            yield Task(payload=int(self.files.read(number)), bytes=1)
-
-    def read(self, payload):
-        for number in range(payload, 0, -1):
-            yield Row({"n": number}, "countdown", number)
-
-
-def test_a_source_of_another_package_is_found_by_its_entry_point(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    site = tmp_path / "site"
-    info = site / "countdown-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: countdown\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[datasync.sources]\ncountdown = countdown_source:Countdown\n")
-    import inspect
-
-    head = "from shards.sources.base import Row, Source, Task\n"
-    (site / "countdown_source.py").write_text(head + inspect.getsource(Countdown))
-    (tmp_path / "a.count").write_text("3")
-    monkeypatch.syspath_prepend(str(site))
-    assert "countdown" in names()
-    assert load("countdown").summary == "numbers"
-    convert(tmp_path / "a.count", tmp_path / "out")
-    assert [row["n"] for row in rows(tmp_path / "out")] == [3, 2, 1]
-    result = run(
-        "shard",
-        tmp_path / "a.count",
-        tmp_path / "cli",
-        env={"PYTHONPATH": f"{site}:{Path(__file__).parents[2]}"},
+def test_the_source_of_the_guide_in_a_package_that_is_installed(tmp_path: Path) -> None:
+    """What docs/shard.md shows, built and installed by pip into a folder of its own, is found and used."""
+    guide = (Path(__file__).parents[2] / "docs" / "shard.md").read_text().partition("## Your own source")[2]
+    code, said = guide.split("```python\n")[1].split("```")[0], guide.split("```toml\n")[1].split("```")[0]
+    package = tmp_path / "project" / "my_package"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "notes.py").write_text(code)
+    (tmp_path / "project" / "pyproject.toml").write_text(
+        '[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n'
+        f'[project]\nname = "my-package"\nversion = "1"\n{said}'
     )
-    assert result.returncode == 0, result.stderr
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    site = tmp_path / "site"
+    subprocess.run(
+        [*pip, "--no-build-isolation", "--target", site, tmp_path / "project"], check=True, timeout=100
+    )
+    (tmp_path / "a.note").write_text("one: first\ntwo: second: more\n")
+    (tmp_path / "b.note").write_bytes(b"\xff")
+    paths = {"PYTHONPATH": f"{site}:{Path(__file__).parents[2]}"}
+    for options in ((), ("--format", "notes", "--workers", "2")):
+        out = tmp_path / f"out{len(options)}"
+        result = run("shard", tmp_path / "*.note", out, "--on-error", "skip", *options, env=paths)
+        assert result.returncode == 3, result.stderr
+        assert rows(out) == [{"text": "first", "title": "one"}, {"text": "second: more", "title": "two"}]
+    wrong = run("shard", tmp_path / "a.note", tmp_path / "x", "--format", "nots", env=paths)
+    assert "did you mean 'notes'?" in wrong.stderr
 
 
 def test_planning_a_large_corpus_reads_names_only(tmp_path: Path) -> None:
