@@ -1,4 +1,4 @@
-"""Every MDS encoding asked for by name, from text, from JSON, from typed columns; and over from MDS as it is."""
+"""Every MDS encoding, asked for by name, from text, JSON and typed columns; and over from MDS as it is."""
 
 from __future__ import annotations
 
