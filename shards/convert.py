@@ -224,9 +224,16 @@ class _Run:
                 if number in done:
                     progress.advance(bytes=weight[number], items=done[number]["rows"])
 
+            raw = stored = 0
+
             def on_record(number: int, task: Task, record: dict[str, Any]) -> None:
+                nonlocal raw, stored
                 self._ran += 1
-                progress.advance(bytes=task.bytes)
+                for entry in (entry for entries in record["shards"].values() for entry in entries):
+                    raw += entry["shard"]["raw_data"]["bytes"]
+                    stored += (entry["shard"]["zip_data"] or entry["shard"]["raw_data"])["bytes"]
+                ratio = f"{raw / stored:.2f}x smaller" if stored else ""
+                progress.advance(bytes=task.bytes, note=ratio)
 
             def on_rows(rows: int) -> None:
                 progress.advance(items=rows)
