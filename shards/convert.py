@@ -232,7 +232,7 @@ class _Run:
                 for entry in (entry for entries in record["shards"].values() for entry in entries):
                     raw += entry["shard"]["raw_data"]["bytes"]
                     stored += (entry["shard"]["zip_data"] or entry["shard"]["raw_data"])["bytes"]
-                ratio = f"{raw / stored:.2f}x smaller" if stored else ""
+                ratio = f"{raw / stored:.2f}x" if stored else ""
                 progress.advance(bytes=task.bytes, note=ratio)
 
             def on_rows(rows: int) -> None:

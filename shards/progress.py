@@ -143,16 +143,18 @@ class Progress:
         from rich.progress import Progress as RichProgress
 
         console = Console(file=self._file)
+        narrow = console.width < 110
+        label = self.label if len(self.label) <= 24 or not narrow else f"{self.label[:23]}…"
         self._bar = RichProgress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=8 if narrow else 24),
             TextColumn("{task.fields[counts]}"),
             console=console,
             refresh_per_second=5,
             transient=True,
         )
         total = self.total_bytes or self.total_items
-        self._task = self._bar.add_task(self.label, total=total, counts="")
+        self._task = self._bar.add_task(label, total=total, counts="")
         self._bar.start()
 
     def _refresh_bar(self) -> None:
