@@ -83,6 +83,7 @@ class Progress:
         self._lock = threading.Lock()
         self._started = time.monotonic()
         self._logged = self._started
+        self._narrow = False
         self._bar: RichProgress | None = None
         self._task: TaskID | None = None
 
@@ -119,7 +120,8 @@ class Progress:
         """`1,204/2,000 objects · 12.1/71.3 GiB · 80.2 MiB/s · 5 m 10 s left`."""
         elapsed = max(time.monotonic() - self._started, 1e-9)
         of_items = f"/{self.total_items:,}" if self.total_items is not None else ""
-        of_bytes = f" of {format_bytes(self.total_bytes)}" if self.total_bytes is not None else ""
+        known = self.total_bytes is not None and not self._narrow  # on a narrow terminal the bar says it
+        of_bytes = f" of {format_bytes(self.total_bytes or 0)}" if known else ""
         parts = [f"{self.items:,}{of_items} {self.unit}"]
         if self.bytes or self.total_bytes:
             parts.append(f"{format_bytes(self.bytes)}{of_bytes}")
@@ -143,11 +145,11 @@ class Progress:
         from rich.progress import Progress as RichProgress
 
         console = Console(file=self._file)
-        narrow = console.width < 110
-        label = self.label if len(self.label) <= 24 or not narrow else f"{self.label[:23]}…"
+        self._narrow = console.width < 110
+        label = self.label if len(self.label) <= 20 or not self._narrow else f"{self.label[:19]}…"
         self._bar = RichProgress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=8 if narrow else 24),
+            BarColumn(bar_width=8 if self._narrow else 24),
             TextColumn("{task.fields[counts]}"),
             console=console,
             refresh_per_second=5,
