@@ -11,10 +11,13 @@ task alone (invariant 3).
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from shards.builder import FinishedShard, ShardBuilder
 from shards.digests import crc32c
@@ -265,11 +268,11 @@ class _Outputs:
             return ""
         options = self._job.options
         if options.key is not None:
-            key = repr(row.values[options.rename.get(options.key, options.key)])
+            key = repr(_lasting(row.values[options.rename.get(options.key, options.key)]))
         elif row.key is not None:
             key = row.key
         else:
-            key = repr(sorted(row.values.items()))
+            key = repr([(name, _lasting(value)) for name, value in sorted(row.values.items())])
         return split_of(key.encode(errors="surrogateescape"), self._edges)
 
     def _output(self, split: str) -> _Output:
@@ -323,6 +326,15 @@ class _Output:
             return self._sink.stat(key).bytes == size
         except NotFoundError:
             return False
+
+
+def _lasting(value: Any) -> Any:
+    """A value with a repr that is the same everywhere; an array's depends on NumPy, and leaves out its middle."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, hashlib.sha256(np.ascontiguousarray(value)).hexdigest()
+    return value
 
 
 def _utf8(text: str) -> str:
