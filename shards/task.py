@@ -137,8 +137,6 @@ def _gather(job: Job, number: int, bucket: Bucket, behind: Behind) -> dict[str, 
 
 
 def _no_files() -> FileList:
-    import numpy as np
-
     return FileList(root="", names=[], sizes=np.empty(0, np.int64), versions=np.empty(0, np.uint64))
 
 
@@ -329,11 +327,11 @@ class _Output:
 
 
 def _lasting(value: Any) -> Any:
-    """A value with a repr that is the same everywhere; an array's depends on NumPy, and leaves out its middle."""
+    """A value whose repr is the same everywhere; an array's depends on NumPy, and leaves its middle out."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):
-        return value.dtype.str, value.shape, hashlib.sha256(np.ascontiguousarray(value)).hexdigest()
+        return value.dtype.str, value.shape, hashlib.sha256(value.tobytes()).hexdigest()
     return value
 
 

@@ -289,6 +289,13 @@ def test_splits_are_stable_as_the_corpus_grows(tmp_path: Path) -> None:
     assert [part.prefix for part in result.published] == ["train/", "val/"]
 
 
+def test_a_split_looks_at_the_whole_of_an_array(tmp_path: Path) -> None:
+    values = [[0] * 700 + [number] + [0] * 700 for number in range(64)]  # all alike where NumPy shortens them
+    pq.write_table(pa.table({"a": values}), tmp_path / "a.parquet")
+    convert(tmp_path / "a.parquet", tmp_path / "out", split={"train": 0.5, "val": 0.5})
+    assert all(10 < len(rows(tmp_path / "out" / split)) < 54 for split in ("train", "val"))
+
+
 def test_columns_are_selected_dropped_renamed_and_given(tmp_path: Path) -> None:
     made = jsonl(tmp_path / "a.jsonl", 20)
     convert(tmp_path / "a.jsonl", tmp_path / "a", select=("text", "id"), rename={"text": "caption"})
