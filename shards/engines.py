@@ -11,14 +11,16 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from multiprocessing.connection import wait
 from typing import Any
 
 from shards.errors import DatasyncError, TransientError, UsageError
-from shards.plan import Job
+from shards.plan import Job, load_transform
 from shards.sources.base import Task
 from shards.task import run_task
 from shards.worker import Worker
@@ -230,11 +232,12 @@ def _check_reachable(address: str) -> None:
 def _run_on_ray(
     ray: Any, job: Job, tasks: Tasks, on_record: OnRecord, on_rows: OnRows, limit: int | None
 ) -> None:
-    """Keep the cluster's CPUs busy; Ray itself repeats a task whose node died."""
-    remote = ray.remote(num_cpus=1, max_retries=TRIES - 1, retry_exceptions=[TransientError])(run_task)
-    shared = ray.put(job)
+    """Keep the cluster's CPUs busy; Ray itself repeats a task whose worker or node died."""
+    remote = ray.remote(num_cpus=1, max_retries=TRIES - 1)(run_task)
+    shared = ray.put(_with_code(ray, job))
     at_once = limit or max(int(ray.cluster_resources().get("CPU", 1)), 1) * 2
     running: dict[Any, tuple[int, Task]] = {}
+    tries: dict[int, int] = {}
     try:
         while True:
             while len(running) < at_once and (following := next(tasks, None)) is not None:
@@ -243,12 +246,33 @@ def _run_on_ray(
                 return
             ready, _ = ray.wait(list(running), num_returns=1)
             number, task = running.pop(ready[0])
+            tries[number] = tries.get(number, 0) + 1
             try:
                 record = ray.get(ready[0])
             except ray.exceptions.RayTaskError as error:
-                raise (error.cause if isinstance(error.cause, DatasyncError) else error) from None
+                if not _again(error.cause, number, tries[number]):
+                    raise (error.cause if isinstance(error.cause, DatasyncError) else error) from None
+                time.sleep(_pause(tries[number]))
+                running[remote.remote(shared, number, task)] = number, task
+                continue
+            except ray.exceptions.RayError as error:
+                raise DatasyncError(
+                    f"task {number} ended its worker or its node {TRIES} times: {str(error).splitlines()[0]}",
+                    mend="look for a lack of memory, or run again when the cluster is well",
+                ) from error
             on_rows(record["rows"])
             on_record(number, task, record)
     finally:
         for reference in running:
             ray.cancel(reference, force=True)
+
+
+def _with_code(ray: Any, job: Job) -> Job:
+    """The job with the code of its transform in it: the user's module is on this machine alone."""
+    function = load_transform(job.options.transform)
+    if function is None:
+        return job
+    module = sys.modules.get(getattr(function, "__module__", ""))
+    if module is not None:
+        ray.cloudpickle.register_pickle_by_value(module)
+    return replace(job, options=replace(job.options, transform=function))

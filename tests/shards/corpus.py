@@ -74,6 +74,19 @@ def command(*arguments: str | os.PathLike[str]) -> list[str]:
     return [sys.executable, "-m", "datasync.cli", *map(os.fspath, arguments)]
 
 
+def start(*arguments: str | os.PathLike[str], cwd: Path) -> subprocess.Popen[str]:
+    """Start the command line and go on."""
+    return subprocess.Popen(
+        command(*arguments),
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": os.fspath(Path(__file__).resolve().parents[2])},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
 def run(
     *arguments: str | os.PathLike[str], cwd: Path | None = None, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
