@@ -225,6 +225,7 @@ class _Run:
                     progress.advance(bytes=weight[number], items=done[number]["rows"])
 
             raw = stored = 0
+            told: dict[int, int] = {}  # task -> bytes that were counted before it is done
 
             def on_record(number: int, task: Task, record: dict[str, Any]) -> None:
                 nonlocal raw, stored
@@ -233,10 +234,12 @@ class _Run:
                     raw += entry["shard"]["raw_data"]["bytes"]
                     stored += (entry["shard"]["zip_data"] or entry["shard"]["raw_data"])["bytes"]
                 ratio = f"{raw / stored:.2f}x" if stored else ""
-                progress.advance(bytes=task.bytes, note=ratio)
+                progress.advance(bytes=task.bytes - told.pop(number, 0), note=ratio)
 
-            def on_rows(rows: int) -> None:
-                progress.advance(items=rows)
+            def on_rows(number: int, rows: int, size: int) -> None:
+                before = told.get(number, 0)
+                told[number] = min(before + size, weight[number])
+                progress.advance(bytes=told[number] - before, items=rows)
 
             pending = ((number, task) for number, task in enumerate(tasks, first) if number in todo)
             self._engine(job, pending, len(todo), sum(weight[number] for number in todo), on_record, on_rows)

@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -30,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 Tasks = Iterator[tuple[int, Task]]
 OnRecord = Callable[[int, Task, dict[str, Any]], None]
-OnRows = Callable[[int], None]
+OnRows = Callable[[int, int, int], None]
 
 
 def default_workers() -> int:
@@ -43,7 +44,7 @@ def run_here(job: Job, tasks: Tasks, on_record: OnRecord, on_rows: OnRows) -> No
     for number, task in tasks:
         for attempt in range(1, TRIES + 1):
             try:
-                record = run_task(job, number, task, on_rows)
+                record = run_task(job, number, task, partial(on_rows, number))
                 break
             except Exception as error:
                 if not _again(error, number, attempt):
@@ -107,7 +108,7 @@ class _Pool:
             self._died(worker)
             return
         if what == "rows":
-            on_rows(value)
+            on_rows(number, *value)
             return
         if worker.number == number:
             worker.number = None
@@ -260,7 +261,7 @@ def _run_on_ray(
                     f"task {number} ended its worker or its node {TRIES} times: {str(error).splitlines()[0]}",
                     mend="look for a lack of memory, or run again when the cluster is well",
                 ) from error
-            on_rows(record["rows"])
+            on_rows(number, record["rows"], 0)
             on_record(number, task, record)
     finally:
         for reference in running:

@@ -31,6 +31,7 @@ from shards.sink import Sink
 from shards.sources import load
 from shards.sources.base import Bad, Row, Table, Task
 from shards.sources.files import FileList
+from shards.sources.streams import take_count
 from shards.split import parse_split, split_of
 from shards.storing import Behind, Storing
 
@@ -44,7 +45,7 @@ QUARANTINE_COLUMNS = {"reason": "str", "where": "str", "data": "bytes"}
 _EXAMPLES = 3
 _REPORT_ROWS = 1024
 
-Report = Callable[[int], None]
+Report = Callable[[int, int], None]
 
 
 class BadRowError(DatasyncError):
@@ -58,7 +59,8 @@ def run_task(job: Job, number: int, task: Task, report: Report | None = None) ->
         job (Job): What the task is part of.
         number (int): The task's number.
         task (Task): The task.
-        report (Report | None): Called with a number of rows that are done. Default: ``None``.
+        report (Report | None): Called with a number of rows that are done, and the bytes of compressed files
+            that were read for them. Default: ``None``.
 
     Returns:
         dict[str, Any]: The record of the task: ``rows skipped shards quarantine examples``.
@@ -69,7 +71,7 @@ def run_task(job: Job, number: int, task: Task, report: Report | None = None) ->
     """
     storing = Storing()
     try:
-        return make_task(job, number, task, storing, report or (lambda _: None)).result()
+        return make_task(job, number, task, storing, report or (lambda *_: None)).result()
     finally:
         storing.settle()
 
@@ -102,6 +104,7 @@ def _read(job: Job, number: int, payload: Any, behind: Behind, report: Report) -
         root=job.root,
         access=job.storage_options,
     )
+    take_count()  # what was read to find the columns is no progress
     done = _Outputs(job, number, behind, report)
     found = items(source.read(payload))
     if not rows.whole_tables:
@@ -251,7 +254,7 @@ class _Outputs:
             output.store(output.builder.finish())
         for scatter in self._scatters.values():
             scatter.flush()
-        self._report(self._rows - self._reported)
+        self._report(self._rows - self._reported, take_count())
         return {
             "rows": self._rows,
             "skipped": self._skipped,
@@ -285,7 +288,7 @@ class _Outputs:
     def _count(self, rows: int) -> None:
         self._rows += rows
         if self._rows - self._reported >= _REPORT_ROWS:
-            self._report(self._rows - self._reported)
+            self._report(self._rows - self._reported, take_count())
             self._reported = self._rows
 
 

@@ -1,8 +1,8 @@
 """A worker process: takes a job, then task after task, over a pipe; says how it goes.
 
     to the worker      ("job", Job) once, then ("task", number, Task) each time, None to end
-    from the worker    ("rows", number, count), ("made", number, None) when it can take the next task, then
-                       ("done", number, record) or ("failed", number, error) when all of it is stored
+    from the worker    ("rows", number, (rows, bytes)), ("made", number, None) when it can take the next task,
+                       then ("done", number, record) or ("failed", number, error) when all of it is stored
 
 It is a fresh interpreter and not a fork, so that threads, locks and clients of the parent cannot follow it,
 and the user's main program is not run again. It ends when its parent does, however that ends.
@@ -77,6 +77,9 @@ def main(task_handle: int, life_handle: int) -> None:
         with told:
             connection.send((what, number, value))
 
+    def tell_rows(number: int, rows: int, size: int) -> None:
+        tell("rows", number, (rows, size))
+
     def tell_outcome(number: int, outcome: Future[dict[str, Any]]) -> None:
         error = outcome.exception()
         if error is None:
@@ -93,7 +96,7 @@ def main(task_handle: int, life_handle: int) -> None:
         _, number, task = message
         assert job is not None
         try:
-            outcome = make_task(job, number, task, storing, partial(tell, "rows", number))
+            outcome = make_task(job, number, task, storing, partial(tell_rows, number))
         except BaseException as error:  # noqa: BLE001  the parent raises it
             tell("failed", number, _portable(error))
             continue

@@ -117,11 +117,34 @@ def open_stream(files: FileList, number: int, *, text: bool = True) -> Iterator[
                 raise ValueError(f"the file is not compressed with {name.rpartition('.')[2]}, nor is it text")
             yield raw
         else:
-            with _decompressed(raw, kind) as stream:
+            with _decompressed(cast(BinaryIO, _Counted(raw)), kind) as stream:
                 if text and compression(peek(stream)) is not None:
                     raise ValueError("the file is compressed twice")
                 yield stream
     files.check_unchanged(number)
+
+
+def take_count() -> int:
+    """Compressed bytes that this process has read since it was asked last: how far it is in a large file."""
+    count, _Counted.count = _Counted.count, 0
+    return count
+
+
+class _Counted:
+    """A compressed file whose bytes are counted as they are read."""
+
+    count = 0
+
+    def __init__(self, raw: BinaryIO) -> None:
+        self._raw = raw
+
+    def read(self, size: int = -1) -> Any:
+        data = self._raw.read(size)
+        _Counted.count += len(data)
+        return data
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._raw, name)
 
 
 def _decompressed(raw: BinaryIO, kind: str) -> BinaryIO:
