@@ -6,12 +6,14 @@
                                                   file's bytes and sha256, the rest of the state
     latest                                        the newest committed step; moves after the marker
 
-    save     copy to memory ─► [thread: DCP files ─► digests ─► upload ─► gather ─► marker ─► latest]
+    save     copy to memory ─► [thread: DCP files ─► digests ─► (marker here ─► upload) ─► marker ─► latest]
     load     newest marker first: digest of the marker, of each file; the first that verifies is loaded, those
              that do not are named loudly. Something was committed and nothing verifies: stop; never start
              afresh in silence.
 
-A save killed at any instant leaves a folder without a marker, which is not a checkpoint. The tensors' index
+A save killed at any instant leaves a folder without a marker, which is not a checkpoint. On its way to a
+store that is not local it is complete on this machine first: who is killed while it is uploaded, or finds the
+store away, goes on from there when started again on the same machines. The tensors' index
 (`.metadata`) is a pickle, as torch writes it; it is opened only after its digest has been checked.
 """
 
@@ -25,7 +27,7 @@ import shutil
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -148,38 +150,62 @@ class Checkpoints:
             self._thread = None
 
     def _write(self, step: int, tensors: dict[str, Tensor], state: Mapping[str, Any]) -> None:
-        """All ranks: files, digests, upload; then rank 0: marker, `latest`, retention. Never raises."""
-        files: dict[str, Any] = {}
-        failure = ""
+        """All ranks: files and digests on this machine, upload; then rank 0: marker, `latest`, retention.
+        Never raises."""
+        self._failure = None
         try:
-            if (
-                self.team.leads
-            ):  # first of all: what may lie there from an earlier attempt is no checkpoint any more
-                self.store.delete([f"{folder(step)}/{MARKER}"])
-            place = self._place(step)
-            place.mkdir(parents=True, exist_ok=True)
-            self._dcp_save(tensors, place)
-            for path in self._mine(place):
-                files[path.name] = {"bytes": path.stat().st_size, **digest_file(path, ["sha256"])}
-                if not isinstance(self.store, LocalStore):
-                    self.store.write_file(f"{folder(step)}/{path.name}", path)
+            merged: dict[str, Any] = {}
+            for files in self._agree(lambda: self._write_here(step, tensors)):
+                merged |= files
+            commit = Commit(step, merged, state)
+            if not isinstance(self.store, LocalStore):
+                if self.team.local_rank == 0:  # from here on a restart on this machine has it
+                    LocalStore(self._place(step)).write(MARKER, commit.dumps())
+                self._agree(lambda: self._upload(step, self._mine(self._place(step))))
+            self._agree(lambda: self._commit(commit) if self.team.leads else None)
+            self._sweep()
+        except Exception as error:  # noqa: BLE001 - the run goes on, whatever it is
+            self._failure = str(error)
+            log.error("checkpoint of step %d NOT written: %s", step, self._failure)
+
+    def _agree(self, work: Callable[[], Any]) -> list[Any]:
+        """Do a part of the work on each rank, and return all results; an error of one is an error of all."""
+        result, failure = None, ""
+        try:
+            result = work()
         except Exception as error:  # noqa: BLE001 - the others must learn of it, whatever it is
             failure = f"rank {self.team.rank}: {type(error).__name__}: {error}"
-        try:
-            reports = self.team.gather_objects([files, failure], writers=True)
-            failures = [report[1] for report in reports if report[1]]
-            if self.team.leads and not failures:
-                merged = {name: entry for report in reports for name, entry in report[0].items()}
-                self.store.write(f"{folder(step)}/{MARKER}", Commit(step, merged, state).dumps())
-                self.store.write("latest", folder(step).encode())
-                self._retain()
-            if self.team.local_rank == 0 and not isinstance(self.store, LocalStore):
-                shutil.rmtree(self._place(step), ignore_errors=True)
-        except Exception as error:  # noqa: BLE001 - as above
-            failures = [f"{type(error).__name__}: {error}"]
-        self._failure = "; ".join(failures) or None
-        if self._failure:
-            log.error("checkpoint of step %d NOT written: %s", step, self._failure)
+        reports = self.team.gather_objects([result, failure], writers=True)
+        if failures := [report[1] for report in reports if report[1]]:
+            raise DatasyncError("; ".join(failures))
+        return [report[0] for report in reports]
+
+    def _write_here(self, step: int, tensors: dict[str, Tensor]) -> dict[str, Any]:
+        """This rank's files, and their digests."""
+        if self.team.leads:  # what may lie there from an earlier attempt is no checkpoint any more
+            self.store.delete([f"{folder(step)}/{MARKER}"])
+        place = self._place(step)
+        place.mkdir(parents=True, exist_ok=True)
+        self._dcp_save(tensors, place)
+        return {
+            path.name: {"bytes": path.stat().st_size, **digest_file(path, ["sha256"])}
+            for path in self._mine(place)
+        }
+
+    def _upload(self, step: int, paths: Sequence[Path]) -> None:
+        for path in paths:
+            self.store.write_file(f"{folder(step)}/{path.name}", path)
+
+    def _commit(self, commit: Commit) -> None:
+        self.store.write(f"{folder(commit.step)}/{MARKER}", commit.dumps())
+        self.store.write("latest", folder(commit.step).encode())
+        self._retain()
+
+    def _sweep(self) -> None:
+        """Remove what was on its way to or from the store."""
+        if not isinstance(self.store, LocalStore) and self.team.local_rank == 0:
+            for place in self.scratch.glob("step-*"):
+                shutil.rmtree(place, ignore_errors=True)
 
     def _dcp_save(self, tensors: dict[str, Tensor], place: Path) -> None:
         dcp = _dcp()
@@ -211,21 +237,22 @@ class Checkpoints:
             CorruptError: Checkpoints were committed and none of them (or not that of `step`) verifies.
         """
         self.finish()
-        steps = self.steps() if step is None else [step]
+        stored, here = self.steps(), self._steps_here()
         bad = []
-        for candidate in steps:
+        for candidate in sorted({*stored, *here}, reverse=True) if step is None else [step]:
             reasons = [reason for reason in self.team.gather_objects(self._fetch(candidate)) if reason]
             if not reasons:
                 commit = self.read(candidate)
                 self._dcp_load(dict(tensors), self._place(candidate))
-                self._clear(candidate)
+                if candidate not in stored:
+                    self._publish(commit)
+                self._clear()
                 return commit.state
             bad.append(f"{folder(candidate)}: {reasons[0]}")
             if self.team.leads:
                 log.error(
                     "WALKING PAST the checkpoint %s in %s: %s", folder(candidate), self.store.url, reasons[0]
                 )
-            self._clear(candidate)
         if bad or (step is None and self._exists("latest")):
             raise CorruptError(
                 f"no checkpoint in {self.store.url} verifies" + "".join(f"\n  {line}" for line in bad),
@@ -243,9 +270,30 @@ class Checkpoints:
         found = [re.fullmatch(r"step-(\d{8})/commit\.json", key) for key in keys]
         return sorted((int(match[1]) for match in found if match), reverse=True)
 
+    def _steps_here(self) -> set[int]:
+        """Steps that some machine of the run saved and could not bring to the store."""
+        mine: list[int] = []
+        if not isinstance(self.store, LocalStore):
+            mine = [int(path.parent.name[5:]) for path in self.scratch.glob(f"step-????????/{MARKER}")]
+        return {step for steps in self.team.gather_objects(mine) for step in steps}
+
     def read(self, step: int) -> Commit:
-        """The marker of a step, checked."""
-        return Commit.parse(self.store.read(f"{folder(step)}/{MARKER}"))
+        """The marker of a step, checked; that of the store if it has one."""
+        try:
+            return Commit.parse(self.store.read(f"{folder(step)}/{MARKER}"))
+        except NotFoundError:
+            if not (self.scratch / folder(step) / MARKER).is_file():
+                raise
+            return Commit.parse((self.scratch / folder(step) / MARKER).read_bytes())
+
+    def _publish(self, commit: Commit) -> None:
+        """Bring to the store what an attempt before this one saved on this machine only."""
+        if not self.team.leads:
+            return
+        log.warning("%s was saved here and not in %s yet: uploading", folder(commit.step), self.store.url)
+        place = self._place(commit.step)
+        self._upload(commit.step, [place / name for name in commit.files])
+        self._commit(commit)
 
     def _fetch(self, step: int) -> str:
         """Bring a checkpoint to this machine and check every byte; returns what is wrong, or nothing."""
@@ -255,7 +303,7 @@ class Checkpoints:
             for number, (name, entry) in enumerate(sorted(commit.files.items())):
                 if number % self.team.local_world != self.team.local_rank:
                     continue
-                if not isinstance(self.store, LocalStore):
+                if not isinstance(self.store, LocalStore) and not _is(place / name, entry):
                     place.mkdir(parents=True, exist_ok=True)
                     with (
                         self.store.stream(f"{folder(step)}/{name}") as chunks,
@@ -278,11 +326,10 @@ class Checkpoints:
         dcp = _dcp()
         dcp.load(tensors, storage_reader=dcp.FileSystemReader(place), no_dist=not self.team.distributed)
 
-    def _clear(self, step: int) -> None:
+    def _clear(self) -> None:
         """Remove what was fetched, when all ranks have read it."""
         self.team.barrier("reading a checkpoint")
-        if not isinstance(self.store, LocalStore) and self.team.local_rank == 0:
-            shutil.rmtree(self._place(step), ignore_errors=True)
+        self._sweep()
 
     def copy(self, step: int, target: Store) -> None:
         """Copy a checkpoint, checked, to another store; its marker last.
@@ -296,7 +343,7 @@ class Checkpoints:
             target.write_file(f"{folder(step)}/{name}", self._place(step) / name)
         target.write(f"{folder(step)}/{MARKER}", self.store.read(f"{folder(step)}/{MARKER}"))
         target.write("latest", folder(step).encode())
-        self._clear(step)
+        self._clear()
 
     def read_json(self, key: str) -> Any:
         """A small file that is kept beside the checkpoints; None where there is none."""
@@ -343,6 +390,12 @@ def doomed(steps: list[int], c: CheckpointConfig, losses: Mapping[int, float | N
     scored = sorted((loss, step) for step in steps if (loss := losses.get(step)) is not None)
     kept |= {step for _, step in scored[: c.keep_best]}
     return [step for step in steps if step not in kept]
+
+
+def _is(path: Path, entry: Mapping[str, Any]) -> bool:
+    """Whether a file is what a marker says."""
+    known = path.is_file() and path.stat().st_size == entry["bytes"]
+    return known and digest_file(path, ["sha256"])["sha256"] == entry["sha256"]
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -275,7 +275,8 @@ class ParallelConfig:
     activation_checkpointing: bool = False
     """Recompute each block in the backward pass: less memory, a third more work."""
     compile: bool = False
-    """Compile each block with torch.compile."""
+    """Compile each block with torch.compile, once for each shape of a microbatch; rows are then as long as
+    the context."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,10 +309,22 @@ class EvalConfig:
     """Dataset. Empty: that of `data`, where `eval.split` names another folder of it."""
     split: str = ""
     """Sub-folder of the dataset."""
+    holdout: float = 0.0
+    """Instead of both: about this share of `data` is never trained on and validates. Whole shards, chosen by
+    their content."""
     every: int = 0
     """Steps between validations; one also follows the last step. 0: none."""
     samples: int = 0
-    """The first so many samples. 0: all."""
+    """So many samples, evenly spread over the set. 0: all."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.holdout < 1:
+            raise UsageError(f"eval.holdout = {self.holdout} is not a share", mend="for example 0.01")
+        if self.holdout and (self.remote or self.split):
+            raise UsageError(
+                "eval.holdout is set, and eval.remote or eval.split too",
+                mend="one of them says what validates",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -358,9 +371,10 @@ class Config:
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
-        if self.eval.every and not (self.eval.remote or self.data.remote):
+        if self.eval.every and not (self.eval.remote or self.eval.holdout or self.data.remote):
             raise UsageError(
-                "eval.every is set, eval.remote is not", mend="say which dataset validates a mixture"
+                "eval.every is set, eval.remote is not",
+                mend="say which dataset validates a mixture, or --set eval.holdout=0.01",
             )
 
     @classmethod

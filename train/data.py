@@ -12,20 +12,27 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from datasync import Stream, StreamingDataLoader, StreamingDataset
 from shards.errors import UsageError
+from shards.index import Index, ShardInfo
+from shards.progress import format_count
 from train.config import Config, DataConfig, StreamConfig
 from train.distributed import Team
 from train.documents import Batch, Collate, Encoder
 from train.signals import ignore_in_worker
 
 if TYPE_CHECKING:
-    from datasync import StreamingDataset
+    from datasync.streaming.fetch import ShardSource
 
 log = logging.getLogger("train")
 
@@ -70,8 +77,35 @@ class Share:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A batch as it comes out of the stream, and the place behind it."""
+
+    number: int
+    epoch: int
+    batches: list[Batch]
+    place: dict[str, Any]
+
+
+def in_background(work: Callable[[], Drawn]) -> Future[Drawn]:
+    """Do it in a thread that nothing waits for at the end of the process."""
+    future: Future[Drawn] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - it is raised where the result is asked for
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="next batch", daemon=True).start()
+    return future
+
+
 class Feed:
     """Batches for ever, from a place that can be saved and loaded.
+
+    Without DataLoader workers a thread draws the next batch while the step runs. What was drawn ahead is not
+    consumed: the place is behind the last batch that was handed out.
 
     Args:
         config (Config): Its `data` section.
@@ -82,62 +116,68 @@ class Feed:
     """
 
     def __init__(self, config: Config, team: Team, encoder: Encoder, share: int, micro: int) -> None:
-        from datasync import StreamingDataLoader
-
-        self.number = 0
         self.skipped: set[int] = set()
+        self.device, self.workers = team.device, config.data.workers
         self.dataset = open_dataset(config, share)
         check_columns(config.data, [source.index.columns for source in self.dataset.catalog.sources])
         self.loader = StreamingDataLoader(
             self.dataset,
             batch_size=share,
-            num_workers=config.data.workers,
+            num_workers=self.workers,
             collate_fn=Collate(encoder, micro, config.data.pack),
             pin_memory=team.device.type == "cuda",
             worker_init_fn=ignore_in_worker,
+            generator=torch.Generator(),  # the model's random numbers are not the loader's to draw
         )
         self._batches: Iterator[dict[str, Any]] | None = None
-        self._epoch = 0
+        self._number = self._epoch = 0
+        self._ahead: Future[Drawn] | None = None
+        self._place = self._reached()
 
-    def next(self) -> Share:
-        """The next batch that is not to be left out.
+    def next(self, *, more: bool = True) -> Share:
+        """The next batch that is not to be left out; `more` says that another one will be asked for.
 
         Raises:
             UsageError: The dataset holds less than one batch.
         """
         started = time.perf_counter()
         while True:
-            batches = self._draw()
-            number, self.number = self.number, self.number + 1
-            if number not in self.skipped:
-                return Share(number, self._epoch, batches, time.perf_counter() - started)
-            log.warning(
-                "batch %d left out, as decided before: %d samples", number, sum(b.samples for b in batches)
-            )
+            drawn = self._draw() if self._ahead is None else self._ahead.result()
+            self._ahead = in_background(self._draw) if more and not self.workers else None
+            self._place = drawn.place
+            if drawn.number not in self.skipped:
+                return Share(drawn.number, drawn.epoch, drawn.batches, time.perf_counter() - started)
+            left_out = sum(batch.samples for batch in drawn.batches)
+            log.warning("batch %d left out, as decided before: %d samples", drawn.number, left_out)
 
-    def _draw(self) -> list[Batch]:
+    def _draw(self) -> Drawn:
+        if self.device.type == "cuda":  # each thread has a current device of its own
+            torch.cuda.set_device(self.device)
         for _ in range(2):
             if self._batches is None:
                 self._batches = iter(self.loader)
-            drawn = next(self._batches, None)
-            if drawn is not None:
-                batches: list[Batch] = drawn["batches"]
-                return batches
+            made = next(self._batches, None)
+            if made is not None:
+                self._number += 1
+                return Drawn(self._number - 1, self._epoch, made["batches"], self._reached())
             self._batches, self._epoch = None, self._epoch + 1
         raise UsageError(
             f"the dataset holds {len(self.dataset)} samples on each rank, less than one batch",
             mend='lower data.batch_size, or set data.uneven = "pad"',
         )
 
+    def _reached(self) -> dict[str, Any]:
+        return {"number": self._number, "epoch": self._epoch, "loader": self.loader.state_dict()}
+
     def state(self) -> dict[str, Any]:
         """The place of the next batch."""
-        return {"number": self.number, "epoch": self._epoch, "loader": self.loader.state_dict()}
+        return self._place
 
     def load(self, state: Mapping[str, Any], accept: Sequence[str] = ()) -> None:
         """Go to a place; the stream refuses one of another dataset or order, but for the differences in
         `accept`."""
-        self._batches = None
-        self.number, self._epoch = state["number"], state["epoch"]
+        self.close()
+        self._number, self._epoch, self._place = state["number"], state["epoch"], dict(state)
         if state["loader"] is not None:
             try:
                 names = [name for name in accept if "." not in name]  # the others are keys of the config
@@ -148,6 +188,12 @@ class Feed:
                     mend="train on the data the run began with, or go on with what differs: --accept NAME",
                 ) from error
 
+    def close(self, timeout_s: float | None = None) -> None:
+        """Give up what was drawn ahead, when it is there."""
+        if self._ahead is not None:
+            wait([self._ahead], timeout_s)
+        self._batches = self._ahead = None
+
     def describe(self) -> list[dict[str, Any]]:
         """What each dataset is: for the run folder."""
         return describe(self.dataset)
@@ -155,8 +201,6 @@ class Feed:
 
 def open_dataset(config: Config, share: int) -> StreamingDataset:
     """The training stream that the config names."""
-    from datasync import Stream, StreamingDataset
-
     data = config.data
     options: dict[str, Any] = {
         "batch_size": share,
@@ -166,17 +210,70 @@ def open_dataset(config: Config, share: int) -> StreamingDataset:
         "tail": data.uneven,
         "sample_ids": True,
     }
-    sources = data.streams or (StreamConfig(remote=data.remote, split=data.split),)
-    streams = [
-        Stream(
-            remote=source.remote,
-            local=source.local or str(cache_folder(config, source.remote)),
-            split=source.split or None,
-            **({"proportion": source.proportion} if source.proportion else {}),
-        )
-        for source in sources
-    ]
+    streams = [open_stream(config, source, held=False) for source in sources_of(data)]
     return StreamingDataset(streams=streams, **options)
+
+
+def sources_of(data: DataConfig) -> Sequence[StreamConfig]:
+    """The streams of a run: those of the mixture, or the one dataset."""
+    return data.streams or (StreamConfig(remote=data.remote, split=data.split),)
+
+
+def open_stream(config: Config, source: StreamConfig, *, held: bool) -> Stream:
+    """One dataset: what is trained on, or with `held` what `eval.holdout` keeps back."""
+    return Side(
+        config.eval.holdout,
+        held,
+        remote=source.remote,
+        local=source.local or str(cache_folder(config, source.remote)),
+        split=source.split or None,
+        **({"proportion": source.proportion} if source.proportion and not held else {}),
+    )
+
+
+class Side(Stream):
+    """A dataset without the share that is held out, or that share; all of it where that is 0."""
+
+    def __init__(self, share: float, held: bool, **options: Any) -> None:
+        super().__init__(**options)
+        self.share, self.held = share, held
+
+    def source(self, **options: Any) -> ShardSource:
+        """The shards of this side."""
+        whole = super().source(**options)
+        if not self.share:
+            return whole
+        index = side(whole.index, self.share, held=self.held, name=self.name)
+        whole.close()
+        return super().source(index=index, **options)
+
+
+def side(index: Index, share: float, *, held: bool, name: str) -> Index:
+    """The shards of a dataset that are held out, or the others.
+
+    A shard is held out if the hash of its content falls below `share`, so it stays on its side when the
+    dataset grows; where none does, the one with the lowest hash.
+
+    Raises:
+        UsageError: Nothing would be left to train on.
+    """
+
+    def height(info: ShardInfo) -> float:
+        what = sorted(info.stored.hashes.items()) or info.stored.basename
+        return int.from_bytes(hashlib.sha256(repr(what).encode()).digest()[:8]) / 2**64
+
+    heights = [height(info) for info in index.shards]
+    lowest = min(heights, default=0.0)
+    out = [at < share or at == lowest for at in heights]
+    if all(out):
+        raise UsageError(
+            f"eval.holdout = {share} leaves nothing of {name} to train on: "
+            f"it has {format_count(len(out), 'shard')}",
+            mend="write it with smaller shards (datasync shard --size-limit), or split it (--split)",
+        )
+    return Index(
+        (info for info, is_out in zip(index.shards, out, strict=True) if is_out == held), index.extra
+    )
 
 
 def check_columns(data: DataConfig, streams: Sequence[Mapping[str, str]]) -> None:
@@ -207,12 +304,19 @@ def check_columns(data: DataConfig, streams: Sequence[Mapping[str, str]]) -> Non
 
 def open_fixed(config: Config) -> StreamingDataset:
     """The samples of `eval`, in their own order."""
-    from datasync import Stream, StreamingDataset
+    if config.eval.holdout:
+        streams = [open_stream(config, source, held=True) for source in sources_of(config.data)]
+    else:
+        remote = config.eval.remote or config.data.remote
+        split = config.eval.split or (config.data.split if not config.eval.remote else "")
+        streams = [open_stream(config, StreamConfig(remote=remote, split=split), held=True)]
+    return StreamingDataset(streams=streams, shuffle=False, batch_size=1, sample_ids=True)
 
-    remote = config.eval.remote or config.data.remote
-    split = config.eval.split or (config.data.split if not config.eval.remote else "")
-    stream = Stream(remote=remote, local=str(cache_folder(config, remote)), split=split or None)
-    return StreamingDataset(streams=[stream], shuffle=False, batch_size=1, sample_ids=True)
+
+def fixed_samples(dataset: StreamingDataset, count: int) -> list[int]:
+    """Numbers of `count` samples, evenly spread over the set; all of them for 0."""
+    count = min(count or dataset.size, dataset.size)
+    return [i * dataset.size // count for i in range(count)]
 
 
 def cache_folder(config: Config, remote: str) -> Path:

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 ROUND = 16
-"""Rows are as long as the longest piece, rounded up to this, so that few shapes occur."""
+"""Rows are as long as the longest piece, rounded up to this, so that few shapes occur; compiled, as the
+context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,7 @@ class Encoder:
         self.config = config
         self.tokenizer: Tokenizer = load_tokenizer(config.data.tokenizer)
         self.context = config.model.context
+        self.round = self.context if config.parallel.compile else ROUND
         media = (config.model.image.tokens if config.data.image else 0) + (
             config.model.audio.tokens if config.data.audio else 0
         )
@@ -205,7 +207,7 @@ class Collate:
         else:
             rows, width = (
                 [[i] for i in range(len(pieces))],
-                min(-(-max(lengths) // ROUND) * ROUND, self.encoder.context),
+                min(-(-max(lengths) // self.encoder.round) * self.encoder.round, self.encoder.context),
             )
         return lay_out(
             pieces,

@@ -64,8 +64,14 @@ def sum_over_ranks(partial: Tensor, world: int) -> Tensor:
     dist.all_to_all_single(slices, mine)
     rows = slices.view(world, size)
     total = tree_sum(lambda rank: rows[rank].clone(), world)
-    dist.all_gather_into_tensor(mine, total)
+    _all_gather(mine, total)
     return mine[: partial.numel()]
+
+
+def _all_gather(whole: Tensor, mine: Tensor) -> None:
+    """By its name of today, or that of before torch 2.13."""
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    gather(whole, mine)
 
 
 def take_gradients(parameters: Iterable[nn.Parameter], loss: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Validation: the mean loss over a fixed set of samples, each exactly once.
 
-The set is the first N samples of a dataset in its own order, cut into pieces that do not depend on the
-ranks. Each rank takes every R-th piece; the sums are added in the order of the pieces, so any number of
-ranks gives the same result.
+The set is N samples, evenly spread over a dataset, cut into pieces that do not depend on the ranks. Each rank
+takes every R-th piece; the sums are added in the order of the pieces, so any number of ranks gives the same
+result.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from train.config import Config
-from train.data import open_fixed
+from train.data import fixed_samples, open_fixed
 from train.distributed import Team
 from train.documents import Collate, Encoder
 from train.parallel import Engine
@@ -37,8 +37,8 @@ class Evaluation:
         """Mean loss of all targets, on every rank."""
         if self.dataset is None:
             self.dataset = open_fixed(self.config)
-        count = min(self.config.eval.samples or self.dataset.size, self.dataset.size)
-        starts = range(0, count, PIECE)
+        numbers = fixed_samples(self.dataset, self.config.eval.samples)
+        starts = range(0, len(numbers), PIECE)
         sums: list[tuple[int, float, int]] = []
         engine.model.eval()
         for at in range(0, len(starts), self.team.world):
@@ -46,7 +46,7 @@ class Evaluation:
             start = starts[
                 min(mine, len(starts) - 1)
             ]  # a rank without a piece takes part, and does not count
-            samples = [self.dataset[i] for i in range(start, min(start + PIECE, count))]
+            samples = [self.dataset[i] for i in numbers[start : start + PIECE]]
             batch = self.collate.batch(samples).to(self.team.device)
             with engine.autocast():
                 loss = engine.model(batch.tokens, **batch.inputs()).item()

@@ -28,8 +28,9 @@ from train.config import Config, flatten
 from train.settings import leaves
 
 FREE = (
-    "run.dir", "run.threads", "run.timeout_s", "data.cache", "data.workers", "data.remote",
-    "checkpoint.", "log.", "eval.", "parallel.device", "parallel.mode", "parallel.activation_checkpointing",
+    "run.dir", "run.threads", "run.timeout_s", "data.cache", "data.workers", "data.remote", "checkpoint.",
+    "log.", "eval.remote", "eval.split", "eval.every", "eval.samples",
+    "parallel.device", "parallel.mode", "parallel.activation_checkpointing",
 )  # fmt: skip
 """Keys (or their beginnings) that may change between attempts: they do not change what is computed."""
 
@@ -183,6 +184,15 @@ def environment() -> dict[str, Any]:
         "variables": {name: os.environ[name] for name in names if name in os.environ},
         "git": git_state(Path.cwd()),
     }
+
+
+def process_start() -> float:
+    """When this process started, in seconds since the epoch; now, where the system does not say."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, AttributeError):
+        return time.time()
 
 
 def git_state(path: Path) -> dict[str, Any] | None:

@@ -10,14 +10,18 @@ any other.
 from __future__ import annotations
 
 import logging
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shards.errors import UsageError
 from train.config import Config
 from train.folder import RunFolder, environment
 from train.metrics import steps_of
+
+if TYPE_CHECKING:
+    from train.checkpoint import Checkpoints
 
 log = logging.getLogger("train")
 
@@ -35,13 +39,23 @@ def fork(run: Path, *, step: int | None, sets: Sequence[str], into: Path | None 
         UsageError: No checkpoint of that step (the message lists those there are), or the folder exists.
         CorruptError: The checkpoint does not verify.
     """
-    from train.checkpoint import Checkpoints, folder
+    from train.checkpoint import Checkpoints
     from train.distributed import Team
     from train.loop import open_store
 
     parent = config_of(run)
     team = Team(parent.parallel)
-    kept = Checkpoints(open_store(parent), team, parent.checkpoint, run / "staging")
+    with tempfile.TemporaryDirectory() as scratch:
+        kept = Checkpoints(open_store(parent), team, parent.checkpoint, Path(scratch))
+        return _fork(run, kept, parent, step=step, sets=sets, into=into)
+
+
+def _fork(
+    run: Path, kept: Checkpoints, parent: Config, *, step: int | None, sets: Sequence[str], into: Path | None
+) -> Config:
+    from train.checkpoint import folder
+    from train.loop import open_store
+
     steps = kept.steps()
     if not steps or (step is not None and step not in steps):
         have = ", ".join(map(str, reversed(steps))) or "none"

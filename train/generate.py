@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import html
 import io
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,8 +61,9 @@ def load(run: Path, *, step: int | None = None, device: str = "auto") -> Trained
     encoder = Encoder(config)
     team = Team(config.parallel)
     model = build_model(config, encoder.tokenizer.vocab).to_empty(device=team.device)
-    checkpoints = Checkpoints(open_store(config), team, config.checkpoint, run / "staging")
-    state = checkpoints.load(model.state_dict(), step=step)
+    with tempfile.TemporaryDirectory() as scratch:
+        checkpoints = Checkpoints(open_store(config), team, config.checkpoint, Path(scratch))
+        state = checkpoints.load(model.state_dict(), step=step)
     if state is None:
         raise UsageError(
             f"{run} has no checkpoint yet", mend="train first; checkpoint.every says how often it saves"

@@ -57,15 +57,15 @@ class Guard:
         Raises:
             BadStepError: The policy is to stop, or it happened too often.
         """
-        self.events.append(
-            {
-                "step": step,
-                "batch": batch,
-                "kind": kind,
-                "loss": None if math.isnan(loss) else loss,
-                "samples": list(samples),
-            }
-        )
+        event = {
+            "step": step,
+            "batch": batch,
+            "kind": kind,
+            "loss": None if math.isnan(loss) else loss,
+            "samples": list(samples),
+        }
+        # a restart from before this step meets it again: the same event
+        self.events = [known for known in self.events if known["batch"] != batch] + [event]
         what = "the loss is not a number" if kind == "nan" else f"the loss jumped to {loss:.3f}"
         shown = ", ".join(samples[:8]) + (f" and {len(samples) - 8} more" if len(samples) > 8 else "")
         if self.c.policy == "stop":

@@ -47,14 +47,15 @@ class StoppedError(DatasyncError):
     """A signal ended the run between two steps; everything is saved."""
 
 
-def run(config: Config, *, accept: Sequence[str] = ()) -> dict[str, Any]:
+def run(config: Config, *, accept: Sequence[str] = (), began: float | None = None) -> dict[str, Any]:
     """Train, or continue, the run that the config describes.
 
     Args:
         config (Config): The run.
         accept (Sequence[str]): Config keys, and differences of the dataset, that are meant: by default a run
-        goes on
-            only with what it was started with.
+            goes on only with what it was started with.
+        began (float | None): When the process started, in seconds since the epoch, so that its imports count
+            as time that the run took. Default: now.
 
     Returns:
         The summary, as in `summary.json`.
@@ -64,7 +65,7 @@ def run(config: Config, *, accept: Sequence[str] = ()) -> dict[str, Any]:
     """
     team = Team(config.parallel, config.run.timeout_s)
     try:
-        return Trainer(config, team, accept).train()
+        return Trainer(config, team, accept, began).train()
     finally:
         team.close()
 
@@ -72,8 +73,11 @@ def run(config: Config, *, accept: Sequence[str] = ()) -> dict[str, Any]:
 class Trainer:
     """Everything that a run holds, in one process."""
 
-    def __init__(self, config: Config, team: Team, accept: Sequence[str] = ()) -> None:
-        self.started = time.perf_counter()
+    def __init__(
+        self, config: Config, team: Team, accept: Sequence[str] = (), began: float | None = None
+    ) -> None:
+        self.spent = {"import": time.time() - began if began else 0.0}
+        self.clock = time.perf_counter()
         self.config, self.team, self.accept = config, team, accept
         self.share, micro = split(config, team.world)
         self.folder = RunFolder(Path(config.run.dir))
@@ -82,6 +86,7 @@ class Trainer:
         self.threads = set_up_torch(config, team)
         self.encoder = Encoder(config)
         self.feed = Feed(config, team, self.encoder, self.share, micro)
+        self._lap("data")
         self.engine = Engine(config, team, build_model(config, self.encoder.tokenizer.vocab))
         self.optimizer = AdamW(self.engine.model, config.optim)
         self.guard = Guard(config.guard)
@@ -91,6 +96,7 @@ class Trainer:
         self.evaluation = Evaluation(config, team, self.encoder)
         self.flops = flops_per_position(self.engine.model, config.model)
         self.first_place = self.place = self.feed.state()
+        self._lap("model")
         self.step, self.saved = 0, -1
         self.loss: float | None = None
         self.eval_loss: float | None = None
@@ -101,6 +107,7 @@ class Trainer:
         self.restore()
         metrics = self._begin() if self.team.leads else None
         cause = "error"
+        self._lap()
         try:
             while self.step < self.config.run.steps:
                 record = self.one_step(stop)
@@ -120,6 +127,7 @@ class Trainer:
             raise
         finally:
             stop.restore()
+            self.feed.close(timeout_s=5.0)
             self.checkpoints.finish()
             if metrics is not None:
                 metrics.close()
@@ -128,9 +136,8 @@ class Trainer:
 
     def one_step(self, stop: StopRequest) -> dict[str, Any] | None:
         """One update of the weights and its record; None where the guard left the batch out."""
-        started = time.perf_counter()
         c, team = self.config, self.team
-        share = self.feed.next()
+        share = self.feed.next(more=self.step + 1 < c.run.steps)
         targets, positions, *votes = team.vote(self.step, [share.valid, share.positions, *stop.votes])
         if (kind := agreed(votes)) is not None:
             self._stop(kind)
@@ -151,8 +158,8 @@ class Trainer:
         saving = time.perf_counter()
         if self.step % c.checkpoint.every == 0 and self.step < c.run.steps:
             self.save()
-        now = time.perf_counter()
-        step_s, peak = now - started, peak_flops(team.device)
+        save_s = time.perf_counter() - saving
+        step_s, peak = self._lap(), peak_flops(team.device)
         return {
             "step": self.step,
             "loss": loss,
@@ -166,11 +173,12 @@ class Trainer:
             "ledger": int(table[:, 3].sum()),
             "step_s": step_s,
             "wait_s": float(table[:, 2].max()),
-            "save_s": now - saving,
+            "save_s": save_s,
             "eval_loss": self.eval_loss if evaluated else None,
             "tokens_per_s": positions / step_s,
             "mfu": positions * self.flops / step_s / (peak * team.world) if peak else None,
             "memory_bytes": memory_bytes(team.device),
+            "own_s": [round(seconds, 4) for seconds in table[:, 1].tolist()],
             "slowest": straggler(table[:, 1].tolist()),
             "attempt": self.folder.attempt,
             "time": time.time(),
@@ -244,6 +252,15 @@ class Trainer:
         self.team.barrier("keeping the guard's decision")
         if self.config.guard.policy == "rewind":
             self.restore()
+        self._lap()  # what was thrown away is no step's time
+
+    def _lap(self, name: str = "") -> float:
+        """Seconds since the last call, noted under a name while setting up. Writing a step's record so counts
+        in the next step."""
+        before, self.clock = self.clock, time.perf_counter()
+        if name:
+            self.spent[name] = self.clock - before
+        return self.clock - before
 
     # The run folder
 
@@ -251,9 +268,13 @@ class Trainer:
         c, place = self.config, self.step
         described = zip(self.feed.describe(), receipts(self.feed.dataset), strict=True)
         self.folder.write("data.json", [{**entry, "receipt": receipt} for entry, receipt in described])
-        self.folder.begin(
-            step=place, world=self.team.world, setup_s=time.perf_counter() - self.started, **environment()
-        )
+        facts = {"step": place, "world": self.team.world, **environment()}
+        self._lap("restore")
+        self.folder.begin(setup_s=sum(self.spent.values()), setup=self.spent, **facts)
+        if c.eval.every and not (c.eval.holdout or c.eval.remote or c.eval.split):
+            log.warning(
+                "validation uses samples that are trained on: set eval.holdout, eval.split or eval.remote"
+            )
         size = sum(p.numel() for p in self.engine.parameters)
         where = f"continuing after step {place}" if place else "from the beginning"
         log.info(

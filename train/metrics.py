@@ -8,10 +8,11 @@ One line a step on standard error, and one object a step in `metrics.jsonl`:
     batch epoch samples      number of the batch in the stream, its epoch, samples consumed in all
     ledger                   a sum over the ids of its samples: the same samples give the same number on any
                              ranks
-    step_s wait_s save_s     seconds of the whole step, waiting for data (slowest rank), and in saving a
-                             checkpoint
+    step_s wait_s save_s     seconds from the end of the step before to the end of this one, waiting for data
+                             (slowest rank), and in saving a checkpoint
     tokens_per_s mfu         positions a second; share of the peak of the GPUs, where that is known
     memory_bytes             peak of this rank: GPU memory, or resident memory on a CPU
+    own_s                    seconds of each rank: data and forward pass, in which it waits for no other
     slowest                  {rank, own_s, median_s} where one rank takes over 1.2 times the median
     eval_loss                where a validation followed the step
     attempt time             which start of the run this was, seconds since the epoch

@@ -30,6 +30,9 @@ from train.model.decoder import Decoder, init_weights, name_seed
 AUTO_FSDP = 500_000_000
 """Parameters from which `parallel.mode = "auto"` shards the model on GPUs."""
 
+SHAPES = 64
+"""Shapes of a microbatch for which blocks are compiled; more than these run uncompiled."""
+
 
 class Engine:
     """A model in place on its device, and the way its gradients are made.
@@ -52,8 +55,7 @@ class Engine:
         self.dtype = getattr(torch, _dtype(config, team))
         model.recompute = config.parallel.activation_checkpointing
         if config.parallel.compile:
-            for block in model.blocks:
-                block.compile()
+            _compile(model, exact=config.run.deterministic != "off")
         self.sharded = self.mode == "fsdp" and team.distributed
         if self.sharded:
             self._shard()
@@ -184,6 +186,22 @@ def split(config: Config, world: int) -> tuple[int, int]:
             mend=f"choose a divisor of {share}, or another data.batch_size",
         )
     return share, m
+
+
+def _compile(model: Decoder, *, exact: bool) -> None:
+    """Each block by itself: one program serves all of them.
+
+    A program for each shape, and none for shapes in general: which one computes a step must not depend on the
+    steps before it, or a restart would not give the same bits. `exact` leaves out choices made by timing.
+    """
+    import torch._dynamo
+    import torch._inductor.config as inductor
+
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, SHAPES)
+    if exact and hasattr(inductor, "deterministic"):
+        inductor.deterministic = True
+    for block in model.blocks:
+        block.compile(dynamic=False)
 
 
 def _dtype(config: Config, team: Team) -> str:

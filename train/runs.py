@@ -33,7 +33,7 @@ class Attempt:
         cause (str): Why it ended: ``finished``, an error's message, ``killed``, or ``running``.
         seconds (float): From its start to its end, or to its last step.
         productive_s (float): Of its steps that count.
-        setup_s (float): Until its first step could begin.
+        setup_s (float): From the start of its process until its first step could begin.
         redone (int): Its steps that a later attempt had to do again.
         lost_s (float): Seconds of those.
         idle_s (float): From the end of the attempt before to its start.

@@ -35,6 +35,7 @@ def fork(
     if no_train:
         print(config.run.dir)
         return
+    from train.folder import process_start
     from train.loop import run as train
 
-    print_summary(train(config), as_json)
+    print_summary(train(config, began=process_start()), as_json)

@@ -18,7 +18,7 @@ def generate(
         list[Path] | None, typer.Option(help="Caption this image file; may be given several times.")
     ] = None,
     samples: Annotated[
-        int, typer.Option(help="Without prompt or image: caption the first so many samples.", min=1)
+        int, typer.Option(help="Without prompt or image: caption so many samples.", min=1)
     ] = 8,
     grid: Annotated[
         Path | None, typer.Option(help="Write image, truth and caption side by side: .html or .png.")
@@ -33,8 +33,7 @@ def generate(
 ) -> None:
     """Generate text, or captions of images, from the newest good checkpoint of a run.
 
-    Without prompt or image it captions the first samples of the run's validation set, or of its training
-    data.
+    Without prompt or image it captions samples of the run's validation set, or of its training data.
 
     \b
       datasync generate runs/a --prompt "In the beginning" --temperature 0.8
@@ -68,12 +67,12 @@ def generate(
 
 
 def _samples(trained: object, images: list[Path], count: int) -> list[dict[str, object]]:
-    """The named files, or the first samples of the run's fixed set."""
-    from train.data import open_fixed
+    """The named files, or samples of the run's fixed set."""
+    from train.data import fixed_samples, open_fixed
     from train.generate import Trained
 
     assert isinstance(trained, Trained)
     if images:
         return [{trained.config.data.image: path.read_bytes()} for path in images]
     dataset = open_fixed(trained.config)
-    return [dataset[i] for i in range(min(count, dataset.size))]
+    return [dataset[i] for i in fixed_samples(dataset, count)]

@@ -89,10 +89,11 @@ def _reproduce(run: Path, sets: list[str], as_json: bool) -> None:
 def _run(config: Config, accept: list[str]) -> dict[str, object]:
     import logging
 
+    from train.folder import process_start
     from train.loop import run
 
     logging.getLogger("train").setLevel(logging.INFO)
-    return run(config, accept=accept)
+    return run(config, accept=accept, began=process_start())
 
 
 def print_summary(summary: dict[str, object], as_json: bool) -> None:

@@ -20,6 +20,7 @@ from datasync.storage import Store
 from datasync.streaming.fetch import ShardSource
 from datasync.streaming.permute import Ints
 from datasync.streaming.stats import Stats
+from shards.index import Index
 
 Remote = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -146,11 +147,13 @@ class Stream:
         limit_folders: Sequence[Path],
         allow_unsafe_types: bool,
         stats: Stats,
+        index: Index | None = None,
     ) -> ShardSource:
-        """The shards of this stream."""
+        """The shards of this stream: all, or those of an `index` that holds some of them."""
         return ShardSource(
             replicas=self.replicas(),
             local=Path(self.local),
+            index=index,
             split=self.split or None,
             cache_limit=cache_limit,
             limit_folders=limit_folders,

@@ -1,29 +1,32 @@
-"""Training: what the trainer costs beside a bare loop over the same batches in memory.
+"""What the trainer costs beside a bare loop over the same batches in memory.
 
-    python -m tests.bench.bench_train [--steps 24] [--rounds 3] [--size 2m] [--json]
+    python -m tests.bench.bench_train [--steps 10] [--rounds 3] [--size 25m] [--batch 16] [--json]
 
-Input: drawings with captions, made for the occasion, in a compressed dataset of many shards. All figures are
-of one process on the CPU, with one thread. The contenders take turns, `--rounds` times, and the median over
-all their steps counts, without the first two of each round:
+Input: drawings with captions, made for the occasion, in compressed shards of 64 KiB. All figures are of one
+thread a process on the CPU. The contenders take turns, `--rounds` times; the first two steps of each turn do
+not count:
 
     bare        forward, backward, clipping and AdamW over microbatches that lie in memory; no data, no
                 metrics
     trainer     `train.loop.run` from a warm cache: stream, decoding, metrics, everything
     workers     the same with two DataLoader workers
-    cold        the same with an empty cache
-    saving      the same with a background checkpoint every four steps
+    cold        the same with an empty cache, from an S3 server on loopback (SeaweedFS)
+    saving      the same with a background checkpoint every `--every` steps
     elastic     deterministic = "elastic" with four microbatches, beside `accumulate`, four microbatches
                 without
+    elastic x2  the same on two ranks, beside `ddp x2`; both ranks share the machine
 
-Printed: a step's seconds; its ratio to its reference; the share of time that was spent waiting for data
-(target: under 1%), and in a step for saving (target: under 3%); and a restart, from the start of the process
-to its first new step, broken down. On a machine that others use too, ratios say more than seconds.
+Printed: a step's seconds (median; from the end of one step to the end of the next, all told), the same over
+that of its reference, the mean over the reference's mean, and the share of time that was spent waiting for
+data and in saving. And a restart, from the start of the process to its first new step, broken down. On a
+machine that others use too, ratios say more than seconds.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -33,68 +36,96 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.servers import S3Server, running, seaweedfs
+
 Steps = list[dict[str, Any]]
 SKIPPED = 2
+REFERENCES = {"elastic": "accumulate", "saving": "trainer", "ddp x2": "ddp x2", "elastic x2": "ddp x2"}
+"""What a contender is compared with, where that is not `bare`."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--size", default="2m")
+    parser.add_argument("--size", default="25m")
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--every", type=int, default=8)
+    parser.add_argument("--only", default="", help="contenders, by comma; default: all")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        result = measure(Path(folder), arguments.steps, arguments.rounds, arguments.size)
+    with tempfile.TemporaryDirectory() as folder, running(seaweedfs) as (server,):
+        result = measure(Path(folder), server, arguments)
     print(json.dumps(result, indent=1) if arguments.json else table(result))
 
 
-def measure(folder: Path, steps: int, rounds: int, size: str) -> dict[str, Any]:
-    """Run all contenders in turn; figures by name."""
-    make_data(folder / "data", 32 * (steps + 1))
+def measure(folder: Path, server: S3Server, options: argparse.Namespace) -> dict[str, Any]:
+    """Run the contenders in turn; figures by name."""
+    make_data(folder / "data", options.batch * (options.steps + 1))
+    remote = copy_to(server, folder / "data")
+    os.environ.update(server.environment, AWS_ENDPOINT_URL=server.endpoint)
     base = [
-        f"run.steps={steps}",
-        f"model.size={size}",
+        f"run.steps={options.steps}",
+        f"data.batch_size={options.batch}",
+        f"model.size={options.size}",
         f"data.cache={folder / 'warm'}",
         "log.every=1000000",
         "run.threads=1",
     ]
-    four = [*base, "data.micro_batch=8"]
+    four = [*base, f"data.micro_batch={options.batch // 4}"]
+    elastic = "run.deterministic=elastic"
     contenders: dict[str, Callable[[int], Steps]] = {
         "bare": lambda i: bare(folder, base),
         "trainer": lambda i: trained(folder, base),
         "workers": lambda i: trained(folder, [*base, "data.workers=2"]),
-        "cold": lambda i: trained(folder, [*base, f"data.cache={folder / f'cold-{i}'}"]),
-        "saving": lambda i: trained(folder, [*base, "checkpoint.every=4"]),
+        "cold": lambda i: trained(
+            folder, [*base, f"data.cache={folder / f'cold-{i}'}", f"data.remote={remote}"]
+        ),
+        "saving": lambda i: trained(folder, [*base, f"checkpoint.every={options.every}"]),
         "accumulate": lambda i: trained(folder, four),
-        "elastic": lambda i: trained(folder, [*four, "run.deterministic=elastic"]),
+        "elastic": lambda i: trained(folder, [*four, elastic]),
+        "ddp x2": lambda i: ranks(folder, [*four, "parallel.mode=ddp"]),
+        "elastic x2": lambda i: ranks(folder, [*four, elastic]),
     }
-    trained(folder, base)  # fills the cache
+    wanted = options.only.split(",") if options.only else [*contenders, "restart"]
+    contenders = {name: contender for name, contender in contenders.items() if name in wanted}
+    trained(folder, [*base, "run.steps=3"])  # fills the cache, at least its beginning
     seen: dict[str, Steps] = {name: [] for name in contenders}
-    for i in range(rounds):
+    for i in range(options.rounds):
         for name, contender in contenders.items():
             seen[name] += contender(i)[SKIPPED:]
     figures = {name: summary(found) for name, found in seen.items()}
     for name, figure in figures.items():
-        reference = "accumulate" if name == "elastic" else "bare"
-        figure["ratio"] = figure["step_s"] / figures[reference]["step_s"]
+        reference = figures.get(REFERENCES.get(name, "bare"), figure)
+        figure["ratio"] = figure["step_s"] / reference["step_s"]
+        figure["mean_ratio"] = figure["mean_s"] / reference["mean_s"]
     return {
-        "steps": steps,
-        "rounds": rounds,
-        "size": size,
+        "options": vars(options),
         "figures": figures,
-        "restart": restart(folder, base),
+        "restart": restart(folder, base) if "restart" in wanted else None,
     }
 
 
 def summary(steps: Steps) -> dict[str, float]:
-    """Median step, and the shares of all time that went into waiting and saving."""
+    """Median and mean step, and the shares of all time that went into waiting and saving."""
     total = sum(r["step_s"] for r in steps)
     return {
         "step_s": statistics.median(r["step_s"] for r in steps),
+        "mean_s": total / len(steps),
         "wait": sum(r["wait_s"] for r in steps) / total,
         "save": sum(r["save_s"] for r in steps) / total,
     }
+
+
+def copy_to(server: S3Server, data: Path) -> str:
+    """The dataset in a bucket of its own."""
+    from datasync.storage import open_store
+
+    url = server.url()
+    store = open_store(url, **server.options)
+    for path in sorted(p for p in data.rglob("*") if p.is_file()):
+        store.write_file(path.relative_to(data).as_posix(), path)
+    return url
 
 
 def make_data(out: Path, count: int) -> None:
@@ -163,15 +194,39 @@ def bare(folder: Path, sets: list[str]) -> Steps:
     return steps
 
 
+def ranks(folder: Path, sets: list[str], world: int = 2) -> Steps:
+    """The steps of a run under torchrun."""
+    from train.metrics import steps_of
+
+    run = folder / "runs" / str(time.time_ns())
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
+    command += [
+        "-m",
+        "datasync.cli",
+        "train",
+        str(write_config(folder, run)),
+        "--set",
+        "checkpoint.every=1000000",
+    ]
+    for text in sets:
+        command += ["--set", text]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return steps_of(run / "metrics.jsonl")
+
+
+def write_config(folder: Path, run: Path) -> Path:
+    path = folder / "run.toml"
+    path.write_text(f'[run]\ndir = "{run}"\nsteps = 8\n[data]\nremote = "{folder / "data"}"\n')
+    return path
+
+
 def restart(folder: Path, sets: list[str]) -> dict[str, float]:
     """Seconds from the start of a process to the first new step of a run that was interrupted."""
-    from train.runs import summarise
-
     run = folder / "runs" / "restart"
-    config = folder / "restart.toml"
-    config.write_text(f'[run]\ndir = "{run}"\nsteps = 8\n[data]\nremote = "{folder / "data"}"\n')
-    command = [sys.executable, "-m", "datasync.cli", "train", str(config), "--set", "checkpoint.every=4"]
-    for text in sets[1:]:
+    command = [sys.executable, "-m", "datasync.cli", "train", str(write_config(folder, run))]
+    command += ["--set", "checkpoint.every=4"]
+    for text in sets:
         command += ["--set", text]
     stopped = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     marker = run / "checkpoints" / "step-00000004" / "commit.json"
@@ -181,28 +236,22 @@ def restart(folder: Path, sets: list[str]) -> dict[str, float]:
     stopped.wait()
     began = time.time()
     subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
-    last = summarise(run).attempts[-1]
+    start = [json.loads(line) for line in (run / "attempts.jsonl").read_text().splitlines()][-2]
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    first = next(record for record in records if record["attempt"] == last.number)
-    ready = first["time"] - first["step_s"]
-    return {
-        "imports_s": ready - last.setup_s - began,
-        "setup_s": last.setup_s,
-        "first_step_s": first["step_s"],
-        "total_s": first["time"] - began,
-    }
+    first = next(record for record in records if record["attempt"] == start["attempt"])
+    return {**start["setup"], "first step": first["step_s"], "in all": first["time"] - began}
 
 
 def table(result: dict[str, Any]) -> str:
-    lines = [f"{'':<11} {'step':>9} {'ratio':>7} {'data wait':>10} {'saving':>8}"]
+    lines = [f"{'':<11} {'step':>10} {'median':>7} {'mean':>7} {'data wait':>10} {'saving':>8}"]
     for name, f in result["figures"].items():
         shares = f"{f['wait']:>10.2%} {f['save']:>8.2%}"
-        lines.append(f"{name:<11} {1000 * f['step_s']:>6.1f} ms {f['ratio']:>7.3f} {shares}")
-    r = result["restart"]
-    lines.append(
-        f"restart     {r['total_s']:.2f} s to the first new step: imports {r['imports_s']:.2f} s, "
-        f"setting up and restoring {r['setup_s']:.2f} s, the step {r['first_step_s']:.2f} s"
-    )
+        lines.append(
+            f"{name:<11} {1000 * f['step_s']:>7.1f} ms {f['ratio']:>7.3f} {f['mean_ratio']:>7.3f} {shares}"
+        )
+    if result["restart"]:
+        parts = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in result["restart"].items())
+        lines.append(f"restart     {parts}")
     return "\n".join(lines)
 
 

@@ -135,8 +135,8 @@ def fault(sets: tuple[str, ...]) -> None:
                 os.kill(os.getpid(), getattr(signal, name))
         return vote(self, step, numbers)
 
-    def poisoned(self: Feed) -> Share:
-        share = draw(self)
+    def poisoned(self: Feed, **options: Any) -> Share:
+        share = draw(self, **options)
         if f"fault.nan={share.number}" in sets:
             for batch in share.batches:
                 batch.media["image"][0].fill_(float("nan"))

@@ -133,6 +133,39 @@ def test_a_save_that_fails_in_the_background_is_logged_and_the_run_goes_on(
     assert loaded(checkpoints) == (5.0, {})
 
 
+def test_what_could_not_be_uploaded_is_taken_from_this_machine_and_uploaded_then(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where, scratch = f"memory://{tmp_path.name}", tmp_path / "scratch"
+    checkpoints = kept(where, scratch)
+    checkpoints.save(1, tensors(1.0), {"step": 1})
+
+    def away(key: str, path: Path) -> None:
+        raise OSError("the network is down")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(checkpoints.store, "write_file", away)
+        with pytest.raises(DatasyncError, match="the network is down"):
+            checkpoints.save(2, tensors(2.0), {"step": 2}, wait=True)
+    assert kept(where, tmp_path / "another machine").steps() == [1]
+    assert loaded(kept(where, tmp_path / "another machine")) == (1.0, {"step": 1})
+    assert loaded(kept(where, scratch)) == (2.0, {"step": 2})
+    assert "step-00000002 was saved here and not in" in caplog.text
+    assert loaded(kept(where, tmp_path / "another machine")) == (2.0, {"step": 2})
+    assert not list(scratch.iterdir())
+
+
+@pytest.mark.parametrize("torn", ["no marker", "cut"])
+def test_what_is_not_whole_on_this_machine_is_not_taken(tmp_path: Path, torn: str) -> None:
+    where, scratch = f"memory://{tmp_path.name}", tmp_path / "scratch"
+    kept(where, scratch).save(1, tensors(1.0), {"step": 1})
+    other = kept(scratch, tmp_path)
+    other.save(2, tensors(2.0), {"step": 2})
+    victim = scratch / folder(2) / (MARKER if torn == "no marker" else "__0_0.distcp")
+    victim.write_bytes(victim.read_bytes()[:99]) if torn == "cut" else victim.unlink()
+    assert loaded(kept(where, scratch)) == (1.0, {"step": 1})
+
+
 def test_retention_keeps_last_every_and_best_and_foreign_files(tmp_path: Path) -> None:
     checkpoints = kept(tmp_path / "c", tmp_path, keep_last=2, keep_every=4, keep_best=1)
     for step, loss in enumerate([5.0, 1.0, 3.0, 4.0, 6.0, 7.0, 8.0], start=1):

@@ -62,3 +62,10 @@ def test_decisions_made_after_the_checkpoint_win() -> None:
     again.load(state, guard.events)
     assert again.skipped == {7}
     assert list(again.recent) == [1.5]
+
+
+def test_a_batch_that_a_restart_meets_again_counts_once() -> None:
+    guard = Guard(GuardConfig(policy="skip", limit=2))
+    for batch in (7, 8, 7, 8):
+        guard.record(step=batch + 1, batch=batch, kind="nan", loss=math.nan, samples=["a"])
+    assert [event["batch"] for event in guard.events] == [7, 8]

@@ -217,6 +217,27 @@ def test_schedules_warm_up_peak_and_end_where_they_say(schedule: str) -> None:
     assert all(a >= b - 1e-9 for a, b in itertools.pairwise(rates[10:]))
 
 
+def test_compiled_blocks_share_one_program_and_give_the_same_gradients() -> None:
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    _, plain = make("model.layers=3")
+    _, compiled = make("model.layers=3")
+    counter = CompileCounterWithBackend("aot_eager")  # the compiler itself runs in test_variants.py
+    for block in compiled.blocks:
+        block.compile(backend=counter, dynamic=False)
+    tokens = torch.randint(0, 256, (2, 64), generator=torch.Generator().manual_seed(0))
+    losses = []
+    for model in (plain, compiled):
+        model.train()
+        loss = model(tokens, targets=tokens)
+        loss.backward()
+        losses.append(loss.item())
+    assert counter.frame_count == 1
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    for (name, a), b in zip(plain.named_parameters(), compiled.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-3, atol=1e-4, msg=name)
+
+
 @pytest.mark.parametrize(("size", "billions"), [("1b", (1.0, 1.4)), ("7b", (6.5, 7.5))])
 def test_large_models_are_planned_without_memory(size: str, billions: tuple[float, float]) -> None:
     tree = {**TREE, "model": {"size": size, "context": 4096, "vocab": 32_000}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,40 @@ def test_packed_rows_train_to_nearly_the_same_loss_and_resume(
     for a, b in zip(records(parent), records(folder), strict=True):
         assert (a["ledger"], a["targets"]) == (b["ledger"], b["targets"])
         assert a["loss"] == pytest.approx(b["loss"], rel=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+def test_compiled_blocks_train_to_nearly_the_same_loss_and_resume_to_the_same_bits(
+    shapes: Path, parent: Path, tmp_path: Path
+) -> None:
+    def more(name: str) -> list[str]:
+        return [*sets(shapes, tmp_path / name, "parallel.compile=true", "run.steps=8")]
+
+    run(1, *more("calm"))
+    start(1, *more("killed"), "fault.kill=0:5").wait()
+    run(1, *more("killed"))
+    assert digest(tmp_path / "killed") == digest(tmp_path / "calm")
+    for a, b in zip(records(parent), records(tmp_path / "calm"), strict=True):
+        assert (a["ledger"], a["targets"]) == (b["ledger"], b["targets"])
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
+
+
+def test_bfloat16_trains_to_nearly_the_same_loss_and_resumes_to_the_same_bits(
+    shapes: Path, parent: Path, tmp_path: Path
+) -> None:
+    def more(name: str) -> list[str]:
+        return [*sets(shapes, tmp_path / name, "parallel.dtype=bfloat16", "run.steps=8")]
+
+    run(1, *more("calm"))
+    start(1, *more("killed"), "fault.kill=0:5").wait()
+    run(1, *more("killed"))
+    assert digest(tmp_path / "killed") == digest(tmp_path / "calm")
+    losses = [
+        (a["loss"], b["loss"]) for a, b in zip(records(parent), records(tmp_path / "calm"), strict=True)
+    ]
+    assert all(a == pytest.approx(b, rel=0.02) for a, b in losses)
+    assert any(a != b for a, b in losses)
 
 
 def test_a_fork_without_a_change_ends_as_its_parent(parent: Path) -> None:

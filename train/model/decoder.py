@@ -28,6 +28,9 @@ from train.model.media import AudioEncoder, PatchEncoder, VisionTransformer
 IGNORE = -100
 """The target of a position that carries no loss."""
 
+Past = tuple[Tensor, Tensor, int]
+"""One block's part of the cache: keys and values (B, K, T, E), and how many positions of them are filled."""
+
 
 class RMSNorm(nn.Module):
     """x / rms(x) * weight, over the last dimension."""
@@ -64,6 +67,10 @@ class KVCache:
     layers: list[tuple[Tensor, Tensor]]
     length: int = 0
 
+    def of(self, layer: int) -> Past:
+        """What one block needs of it."""
+        return (*self.layers[layer], self.length)
+
 
 class Attention(nn.Module):
     """Causal self-attention in which several query heads share a key head."""
@@ -79,7 +86,7 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(c.head_dim, c.norm_eps) if c.qk_norm else nn.Identity()
 
     def forward(
-        self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor | None, cache: KVCache | None, layer: int
+        self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor | None, past: Past | None
     ) -> Tensor:
         B, T, _ = x.shape
         q = rotate(
@@ -89,12 +96,11 @@ class Attention(nn.Module):
             self.k_norm(self.k(x).view(B, T, self.kv_heads, self.head_dim)).transpose(1, 2), *rope
         )  # (B, K, T, E)
         v = self.v(x).view(B, T, self.kv_heads, self.head_dim).transpose(1, 2)
-        if cache is not None:
-            end = cache.length + T
-            keys, values = cache.layers[layer]
-            keys[:, :, cache.length : end], values[:, :, cache.length : end] = k, v
-            k, v = keys[:, :, :end], values[:, :, :end]
-        causal = mask is None and T > 1
+        if past is not None:
+            keys, values, start = past
+            keys[:, :, start : start + T], values[:, :, start : start + T] = k, v
+            k, v = keys[:, :, : start + T], values[:, :, : start + T]
+        causal = mask is None and (past is None or T > 1)  # one new position sees all that are cached
         y = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=self.heads != self.kv_heads
         )
@@ -115,20 +121,23 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then MLP, each on a normalised input and added to the stream."""
+    """Attention, then MLP, each on a normalised input and added to the stream.
 
-    def __init__(self, c: ModelConfig, layer: int) -> None:
+    It does not know its own number: torch.compile then makes one program for all blocks.
+    """
+
+    def __init__(self, c: ModelConfig) -> None:
         super().__init__()
-        self.layer, self.dropout = layer, c.dropout
+        self.dropout = c.dropout
         self.attention_norm = RMSNorm(c.dim, c.norm_eps)
         self.attention = Attention(c)
         self.mlp_norm = RMSNorm(c.dim, c.norm_eps)
         self.mlp = MLP(c)
 
     def forward(
-        self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor | None = None, cache: KVCache | None = None
+        self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor | None = None, past: Past | None = None
     ) -> Tensor:
-        y = self.attention(self.attention_norm(x), rope, mask, cache, self.layer)
+        y = self.attention(self.attention_norm(x), rope, mask, past)
         x = x + F.dropout(y, self.dropout, self.training)
         y = self.mlp(self.mlp_norm(x))
         return x + F.dropout(y, self.dropout, self.training)
@@ -156,7 +165,7 @@ class Decoder(nn.Module):
         if "audio" in media:
             encoders["audio"] = AudioEncoder(c.audio, c.dim)
         self.encoders = nn.ModuleDict(encoders)
-        self.blocks = nn.ModuleList(Block(c, layer) for layer in range(c.layers))
+        self.blocks = nn.ModuleList(Block(c) for _ in range(c.layers))
         self.norm = RMSNorm(c.dim, c.norm_eps)
         self.head = None if c.tied else nn.Linear(c.dim, vocab, bias=False)
         self.recompute = False
@@ -200,13 +209,13 @@ class Decoder(nn.Module):
             positions = torch.arange(start, start + T, device=x.device).expand(B, T)
         rope = rope_table(positions, self.config.head_dim, self.config.rope_theta)
         mask = document_mask(documents) if documents is not None else None
-        for block in self.blocks:
+        for layer, block in enumerate(self.blocks):
             if self.recompute and self.training:
                 from torch.utils.checkpoint import checkpoint
 
-                x = checkpoint(block, x, rope, mask, cache, use_reentrant=False)
+                x = checkpoint(block, x, rope, mask, use_reentrant=False)
             else:
-                x = block(x, rope, mask, cache)
+                x = block(x, rope, mask, None if cache is None else cache.of(layer))
         if cache is not None:
             cache.length += T
         x = self.norm(x)
