@@ -284,7 +284,7 @@ class Config:
                 mend=near if near.startswith("did you mean") else f"{failure.mend}; or check the name",
             )
         for asked, failure in failures.items():
-            _log.warning("looking for %s at %s: %s", name, asked, failure.message)
+            _log.info("looking for %s at %s: %s", name, asked, failure.message)
         return found
 
     def _cluster_mend(self, name: str) -> str:

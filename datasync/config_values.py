@@ -159,7 +159,7 @@ def duration(value: object, place: Place) -> float:
         return float(value)
     compact = value.replace(" ", "") if isinstance(value, str) else ""
     if not re.fullmatch(r"(\d+(\.\d+)?[smhd])+", compact):
-        raise place.wrong("is no duration", 'write seconds, or a text such as "90s", "1h30m", "7d"')
+        raise place.wrong(f"{value!r} is no duration", 'write seconds, or "90s", "1h30m", "7d"')
     return sum(
         float(amount) * _SECONDS[unit] for amount, _, unit in re.findall(r"(\d+(\.\d+)?)([smhd])", compact)
     )

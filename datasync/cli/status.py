@@ -25,12 +25,17 @@ def status(
     \b
       datasync status
       datasync status emoji --cluster cluster-b --json
+
+    \b
+    Exit codes: 0 every cluster answered, 1 one could not be asked, 2 usage, 3 a copy is damaged.
     """
     import json
+    import sys
     from dataclasses import asdict
 
     from datasync.cli import load_config
     from datasync.errors import UsageError
+    from datasync.ops.status import DAMAGED
     from datasync.ops.status import status as look
     from datasync.ops.targets import split
 
@@ -39,13 +44,26 @@ def status(
         raise UsageError(
             "no cluster is configured", mend="write [clusters.NAME] with its url into datasync.toml"
         )
-    places = look(config, names or [], split(cluster or []))
+    chosen = split(cluster or [])
+    places, silent = look(config, names or [], chosen)
     if json_output:
-        print(json.dumps({"places": [asdict(place) for place in places]}, indent=1, ensure_ascii=False))
-        return
-    if not places:
+        document = {"places": [asdict(place) for place in places], "unreachable": silent}
+        print(json.dumps(document, indent=1, ensure_ascii=False))
+    elif places:
+        _table(places)
+    elif not silent:
         print("no dataset is configured, and none was found at any cluster")
-        return
+    for name, why in silent.items():
+        print(f"error: {name} could not be asked: {why}", file=sys.stderr)
+    damaged = [place for place in places if place.state == DAMAGED]
+    for place in damaged:
+        if place.error:
+            print(f"error: {place.dataset} at {place.cluster}: {place.error}", file=sys.stderr)
+    if silent or damaged:
+        raise typer.Exit(1 if silent else 3)
+
+
+def _table(places: list[Place]) -> None:
     rows: list[tuple[str, ...]] = [
         ("dataset", "cluster", "state", "version", "size", "missing", "age", "verified")
     ]
@@ -53,14 +71,11 @@ def status(
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-    for place in places:
-        if place.error:
-            print(f"{place.dataset} at {place.cluster}: {place.error}")
 
 
 def _row(place: Place) -> tuple[str, ...]:
     from datasync.ops.receipts import age_seconds
-    from shards.progress import format_bytes
+    from shards.progress import format_bytes, format_count
 
     checked = "-"
     if place.verified:
@@ -70,7 +85,9 @@ def _row(place: Place) -> tuple[str, ...]:
         place.cluster,
         place.state,
         f"{place.version[:6]}…" if place.version else "-",
-        "-" if place.bytes is None else f"{place.objects:,} · {format_bytes(place.bytes)}",
+        "-"
+        if place.bytes is None
+        else f"{format_count(place.objects or 0, 'object')} · {format_bytes(place.bytes)}",
         "-" if place.missing_bytes is None else format_bytes(place.missing_bytes),
         "-" if place.age_seconds is None else _age(place.age_seconds),
         checked,

@@ -39,13 +39,14 @@ def wait(
         raise UsageError(f"{version!r} is no version", mend="give at least 4 of its hexadecimal digits")
     seconds = duration(timeout, Place("--timeout")) if timeout is not None else None
     name, place, store = locate(load_config(), name, cluster)
-    receipt = block(store, version=version, timeout=seconds, poll=duration(poll, Place("--poll")))
+    receipt = block(store, name=name, version=version, timeout=seconds, poll=duration(poll, Place("--poll")))
     if receipt is None:
-        which = f"version {version}" if version else "no version"
-        print(f"error: {name}: {which} is not whole at {place} after {timeout}", file=sys.stderr)
+        which = f"version {version} is not whole" if version else "nothing is whole"
+        print(f"error: {name}: {which} at {place} after {timeout}", file=sys.stderr)
         print("  mend: datasync status; then datasync replicate", file=sys.stderr)
         raise typer.Exit(1)
     if json_output:
         print(json.dumps(asdict(receipt), indent=1, ensure_ascii=False))
     else:
-        print(f"{name} {receipt.version[:6]}… is whole at {place} since {receipt.finished}")
+        since = f" since {receipt.finished}" if receipt.finished else ""
+        print(f"{name} {receipt.version[:6]}… is whole at {place}{since}")

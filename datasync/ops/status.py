@@ -5,15 +5,16 @@ The answers come from receipts: a few small reads for each copy, whatever its si
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from datasync.errors import DatasyncError, NotFoundError, TransientError
-from datasync.ops import receipts
+from datasync.errors import CorruptError, DatasyncError, FormatError, NotFoundError, TransientError
+from datasync.ops import published, receipts
 from datasync.ops.receipts import Receipt
 from datasync.replicate.catalog import tag_of
 from datasync.replicate.layout import INDEX
@@ -21,7 +22,7 @@ from datasync.replicate.limits import identity
 from datasync.storage.base import ObjectInfo, Store
 
 if TYPE_CHECKING:
-    from datasync.config import Config
+    from datasync.config import Cluster, Config
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class Place:
         age_seconds (float | None): Since its receipt.
         missing_bytes (int | None): Bytes that a replication would copy, as far as receipts tell.
         verified (dict | None): The last `verify`.
-        error (str | None): Why it is unreachable.
+        error (str | None): Why it is unreachable, or what there is damaged.
     """
 
     dataset: str
@@ -67,29 +68,46 @@ class Place:
     error: str | None = None
 
 
-def status(config: Config, names: Sequence[str] = (), clusters: Sequence[str] = ()) -> list[Place]:
-    """Every dataset at every cluster; with no names, those configured and those found.
+def status(
+    config: Config, names: Sequence[str] = (), clusters: Sequence[str] = ()
+) -> tuple[list[Place], dict[str, str]]:
+    """Every dataset at every cluster, and the clusters that could not be asked, with the reason.
+
+    With no names: the datasets that are configured and those that are found.
 
     Raises:
         UsageError: A cluster is not configured.
     """
     chosen = [config.cluster(name) for name in clusters] or list(config.clusters.values())
-    wanted = list(names) or sorted({*config.datasets, *discover(config)})
+    found, silent = discover(config) if not names else (set(), {})
+    wanted = list(names) or sorted({*config.datasets, *found})
     pairs = [(name, cluster.name) for name in wanted for cluster in chosen]
     with ThreadPoolExecutor(16) as pool:
         heads = dict(zip(wanted, pool.map(lambda name: _home_head(config, name), wanted), strict=True))
-        return list(pool.map(lambda pair: _place(config, pair[0], pair[1], heads[pair[0]]), pairs))
+        places = list(pool.map(lambda pair: _place(config, pair[0], pair[1], heads[pair[0]], silent), pairs))
+    for place in places:
+        if place.state == UNKNOWN:
+            silent.setdefault(place.cluster, place.error or "")
+    return places, {name: why for name, why in silent.items() if name in {c.name for c in chosen}}
 
 
-def discover(config: Config) -> set[str]:
-    """Names of datasets and trees that the clusters hold, from one level of their listing."""
-    found: set[str] = set()
-    for cluster in config.clusters.values():
+def discover(config: Config) -> tuple[set[str], dict[str, str]]:
+    """Names of datasets and trees that the clusters hold, from one level of their listing.
+
+    Also returns the clusters that cannot be listed, with the reason.
+    """
+    clusters = list(config.clusters.values())
+    silent: dict[str, str] = {}
+
+    def look(cluster: Cluster) -> set[str]:
         try:
-            found |= first_level(cluster.store())
+            return first_level(cluster.store())
         except DatasyncError as error:
-            log.info("%s cannot be listed: %s", cluster.name, error.message)
-    return found
+            silent[cluster.name] = error.message
+            return set()
+
+    with ThreadPoolExecutor(max(len(clusters), 1)) as pool:
+        return set().union(*pool.map(look, clusters)), silent
 
 
 def first_level(store: Store) -> set[str]:
@@ -127,18 +145,30 @@ def _home_head(config: Config, name: str) -> tuple[Store, ObjectInfo] | None:
     return None if info is None else (store, info)
 
 
-def _place(config: Config, name: str, cluster: str, head: tuple[Store, ObjectInfo] | None) -> Place:
-    store = config.dataset_store(cluster, name)
-    blank = Place(dataset=name, cluster=cluster, url=store.url, state=ABSENT)
+def _place(
+    config: Config,
+    name: str,
+    cluster: str,
+    head: tuple[Store, ObjectInfo] | None,
+    silent: Mapping[str, str],
+) -> Place:
+    root = config.cluster(cluster).url
+    blank = Place(dataset=name, cluster=cluster, url=f"{root.rstrip('/')}/{name}", state=ABSENT)
+    if cluster in silent:
+        return _with(blank, state=UNKNOWN, error=silent[cluster])
     try:
+        store = config.dataset_store(cluster, name)
+        blank = _with(blank, url=store.url)
         receipt = receipts.read(store)
         if receipt is None:
             return _without_receipt(
                 store, blank, is_home=head is not None and identity(head[0]) == identity(store)
             )
         return _with_receipt(store, receipt, blank, head)
+    except (FormatError, CorruptError) as error:
+        return _with(blank, state=DAMAGED, error=error.message)
     except DatasyncError as error:
-        return Place(dataset=name, cluster=cluster, url=store.url, state=UNKNOWN, error=error.message)
+        return _with(blank, state=UNKNOWN, error=error.message)
 
 
 def _without_receipt(store: Store, blank: Place, *, is_home: bool) -> Place:
@@ -149,9 +179,10 @@ def _without_receipt(store: Store, blank: Place, *, is_home: bool) -> Place:
         begun = any(True for _ in store.list(JOURNAL)) if _exists(store) else False
         return _with(blank, state=PARTIAL if begun else ABSENT)
     catalog = describe(store, blank.dataset)
+    home = is_home or catalog.version in published.versions(store).get("", ())
     return _with(
         blank,
-        state=HOME if is_home or catalog.kind == "dataset" else FOREIGN,
+        state=HOME if home else FOREIGN,
         version=catalog.version,
         objects=catalog.table.num_rows,
         bytes=catalog.total_bytes,
@@ -231,23 +262,38 @@ def _stat(store: Store, key: str) -> ObjectInfo | None:
         return None
 
 
-def is_here(store: Store, version: str | None) -> Receipt | None:
-    """The receipt that proves a version (or any) whole at a place. One read."""
-    if version is None:
-        receipt = receipts.read(store)
-        return receipt if receipt is not None and receipt.whole else None
+def is_here(store: Store, name: str, version: str | None) -> Receipt | None:
+    """The receipt that proves a version (or any) whole at a place. A few small reads.
+
+    The home has no receipt: there, the journal of `datasync shard` says what the index is.
+    """
     newest = receipts.read(store)
-    if newest is not None and newest.version.startswith(version):
-        return newest if newest.whole else None
-    if len(version) != 64:
+    if newest is None:
+        newest = published.receipt_of_home(store, name)
+    if newest is not None and (version is None or newest.version.startswith(version)):
+        return newest if newest.whole and _index_is_that_of(store, newest) else None
+    if version is None or len(version) != 64:
         return None
     receipt = receipts.read(store, version)
     return receipt if receipt is not None and receipt.whole else None
 
 
+def _index_is_that_of(store: Store, receipt: Receipt) -> bool:
+    """Whether the index that a receipt proves is still there."""
+    if receipt.index is None:
+        return True
+    info = _stat(store, INDEX)
+    if info is None:
+        return False
+    if tag_of(store, info) == receipt.index["tag"]:
+        return True
+    return bool(hashlib.sha256(store.read(INDEX)).hexdigest() == receipt.index["sha256"])
+
+
 def wait(
     store: Store,
     *,
+    name: str,
     version: str | None = None,
     timeout: float | None = None,
     poll: float = 5.0,
@@ -257,6 +303,7 @@ def wait(
 
     Args:
         store (Store): The root of the copy.
+        name (str): For people.
         version (str | None): A version or the beginning of one; None is any.
         timeout (float | None): Seconds; None is for ever.
         poll (float): Seconds between two looks. Default: ``5``.
@@ -265,7 +312,7 @@ def wait(
     began = time.monotonic()
     while True:
         try:
-            receipt = is_here(store, version)
+            receipt = is_here(store, name, version)
             if receipt is not None:
                 return receipt
         except TransientError as error:

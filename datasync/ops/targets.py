@@ -176,7 +176,12 @@ def find_source(
     known = config.datasets.get(name)
     if known is not None and known.home is not None:
         return known.home, config.dataset_store(known.home, name)
-    holders = [cluster for cluster in config.find_dataset(name) if cluster.name not in avoid]
+    try:
+        holders = [cluster for cluster in config.find_dataset(name) if cluster.name not in avoid]
+    except DatasyncError as error:
+        if os.path.isdir(name):
+            raise type(error)(error.message, mend=f"for the folder that is here, write ./{name}") from error
+        raise
     if holders:
         return holders[0].name, config.dataset_store(holders[0].name, name)
     if os.path.isdir(name):

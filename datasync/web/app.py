@@ -44,7 +44,7 @@ def make_app(config: Config) -> Starlette:
     """The application for one configuration."""
 
     async def overview(request: Request) -> Response:
-        return _answer(await run_in_threadpool(lambda: overview_page(status(config))))
+        return _answer(await run_in_threadpool(lambda: overview_page(status(config)[0])))
 
     async def dataset(request: Request) -> Response:
         cluster, name = request.path_params["cluster"], request.path_params["dataset"]

@@ -12,7 +12,9 @@ from datasync.ops.gc import gc
 from datasync.ops.status import is_here
 from datasync.replicate import Stop, replicate
 from datasync.replicate.lease import held
+from datasync.storage import open_store
 from datasync.storage.local import LocalStore
+from shards.index import Index
 from tests.replicate.kit import QUICK, Spy, data_of, datasync, make_shards, publish_dataset
 
 
@@ -44,9 +46,9 @@ def test_only_what_no_kept_version_needs_is_removed(versions):
     garbage = gc(b, name="emoji", keep=2, apply=True)
     assert garbage.applied
     assert data_of(b).keys() == {*pools[2], *pools[3], *pools[4], "index.json"}
-    assert is_here(b, names[3])
-    assert is_here(b, names[2])
-    assert not is_here(b, names[0])
+    assert is_here(b, "emoji", names[3])
+    assert is_here(b, "emoji", names[2])
+    assert not is_here(b, "emoji", names[0])
     assert gc(b, name="emoji", keep=2).removed == []
     (outcome,) = replicate(source, {"b": b}, name="emoji", options=QUICK)
     assert outcome.state == "already"
@@ -107,8 +109,8 @@ def test_killed_half_way_it_leaves_no_receipt_that_lies_and_goes_on(versions):
 
     with pytest.raises(Killed):
         gc(Spy(b, kill), name="emoji", keep=2, apply=True)
-    assert not is_here(b, names[0])
-    assert not is_here(b, names[1])
+    assert not is_here(b, "emoji", names[0])
+    assert not is_here(b, "emoji", names[1])
     gc(b, name="emoji", keep=2, apply=True)
     assert data_of(b).keys() == {*pools[2], *pools[3], *pools[4], "index.json"}
     assert [receipt.version for receipt in receipts.read_all(b)] == [names[2], names[3]]
@@ -116,7 +118,7 @@ def test_killed_half_way_it_leaves_no_receipt_that_lies_and_goes_on(versions):
 
 def test_without_receipts_nothing_is_ours(versions):
     source, b, _, names = versions
-    with pytest.raises(NotFoundError, match="no receipt"):
+    with pytest.raises(NotFoundError, match="neither a receipt nor a finished job"):
         gc(source, name="emoji", keep=1, apply=True)
     b.delete([f"_datasync/manifests/{names[3]}.parquet"])
     before = data_of(b)
@@ -151,3 +153,91 @@ def test_the_command_shows_first_and_removes_when_told(versions, tmp_path):
     assert (
         "nothing to remove" in datasync("gc", "emoji", "--cluster", "b", "--keep", "3", cwd=tmp_path).stdout
     )
+
+
+# Where `datasync shard` wrote
+
+
+def corpus(folder, name: str, rows: range) -> None:
+    (folder / name).write_text("".join(f'{{"text": "row {row} of {name[0]}"}}\n' for row in rows))
+
+
+@pytest.fixture
+def home(tmp_path, s3_a):
+    """Three versions of a dataset, sharded to a cluster on a real server, one after the other."""
+    (tmp_path / "datasync.toml").write_text(
+        f'[clusters.a]\nurl = "{s3_a.url()}"\nendpoint = "{s3_a.endpoint}"\nregion = "us-east-1"\n'
+        'access_key = "env:AWS_ACCESS_KEY_ID"\nsecret_key = "env:AWS_SECRET_ACCESS_KEY"\n'
+        '[clusters.b]\nurl = "b"\n[datasets.rows]\nhome = "a"\n'
+    )
+
+    def run(*arguments, check=0):
+        return datasync(*arguments, cwd=tmp_path, env=s3_a.environment, check=check)
+
+    for name in ("x.jsonl", "y.jsonl", "z.jsonl"):
+        corpus(tmp_path, name, range(300))
+        run("shard", name, "a:rows", "--overwrite", "--size-limit", "4kb", "-q")
+    url = (tmp_path / "datasync.toml").read_text().split('"')[1]
+    return run, open_store(f"{url}/rows", **s3_a.options), tmp_path
+
+
+def test_old_versions_at_the_home_go_and_everything_goes_on(home):
+    run, store, _ = home
+    before = data_of(store)
+    index = Index.parse(store.read("index.json"), where="home")
+    wanted = {shard.stored.basename for shard in index.shards}
+    shown = run("gc", "rows", "--cluster", "a", "--keep", "1").stdout
+    assert "would remove" in shown
+    assert data_of(store) == before
+    run("gc", "rows", "--cluster", "a", "--keep", "2", "--apply")
+    assert wanted < data_of(store).keys() < before.keys()
+    run("gc", "rows", "--cluster", "a", "--keep", "1", "--apply")
+    assert data_of(store).keys() == {*wanted, "index.json"}
+    assert "nothing to remove" in run("gc", "rows", "--cluster", "a", "--keep", "1").stdout
+    assert "published" in run("replicate", "rows", "--to", "b").stdout
+    assert "all good" in run("verify", "rows", "--cluster", "a", "-q").stdout
+    # A version that was removed can be sharded again, and one that is there is not touched by it.
+    run("shard", "x.jsonl", "a:rows", "--overwrite", "--size-limit", "4kb", "-q")
+    assert "all good" in run("verify", "rows", "--cluster", "a", "-q").stdout
+
+
+def test_a_home_that_is_being_written_is_left_alone(home):
+    run, store, folder = home
+    corpus(folder, "w.jsonl", range(300))
+    run("shard", "w.jsonl", "a:rows", "--overwrite", "--size-limit", "4kb", "--task", "0/2", "-q")
+    before = data_of(store)
+    refused = run("gc", "rows", "--cluster", "a", "--keep", "1", "--apply", check=1)
+    assert "not published" in refused.stderr
+    assert data_of(store) == before
+
+
+def test_what_others_published_at_the_home_is_not_ours(home):
+    _, store, _ = home
+    by_hand = make_shards(2, seed="by hand")
+    old = store.read("index.json")
+    theirs = publish_dataset(store, by_hand)  # a manifest without a job here
+    store.write("index.json", old)
+    gc(store, name="rows", keep=1, apply=True)
+    assert by_hand.keys() <= data_of(store).keys()
+    assert theirs in {
+        info.key.split("/")[-1].removesuffix(".parquet") for info in store.list("_datasync/man")
+    }
+
+
+def test_killed_half_way_at_the_home_it_goes_on(home):
+    run, store, _ = home
+    wanted = {shard.stored.basename for shard in Index.parse(store.read("index.json"), where="home").shards}
+
+    class Killed(Exception):
+        pass
+
+    def kill(operation, key):
+        if operation == "delete" and key.startswith("_datasync/manifests/"):
+            raise Killed
+
+    with pytest.raises(Killed):
+        gc(Spy(store, kill), name="rows", keep=1, apply=True)
+    assert "all good" in run("verify", "rows", "--cluster", "a", "-q").stdout
+    gc(store, name="rows", keep=1, apply=True)
+    assert data_of(store).keys() == {*wanted, "index.json"}
+    assert len(list(store.list("_datasync/manifests/"))) == 1

@@ -126,7 +126,7 @@ def test_a_dataset_that_nobody_lists_is_found_where_it_is(work):
         (["verify", "emoji", "--cluster", "cluster-a", "--quick", "--full"], 2, "exclude"),
         (["verify", "emoji", "--cluster", "cluster-a", "--sample", "0"], 2, "between"),
         (["wait", "emoji", "--cluster", "cluster-b", "--version", "xyz"], 2, "no version"),
-        (["wait", "emoji", "--cluster", "cluster-b", "--timeout", "0.2s"], 1, "not whole"),
+        (["wait", "emoji", "--cluster", "cluster-b", "--timeout", "0.2s"], 1, "nothing is whole"),
         (["repair", "emoji", "--cluster", "cluster-b"], 1, "no receipt"),
         (["status", "--cluster", "cluster-x"], 2, "cluster-x"),
     ],
@@ -147,7 +147,10 @@ def test_verify_repair_status_and_wait_tell_one_story(work):
     bad = datasync("verify", "emoji", "--cluster", "cluster-b", "-q", cwd=work, check=3)
     assert "1 bad or missing" in bad.stdout
     assert "datasync repair emoji --cluster cluster-b" in bad.stderr
-    states = {row.split()[1]: row.split()[2] for row in datasync("status", cwd=work).stdout.splitlines()[1:]}
+    states = {
+        row.split()[1]: row.split()[2]
+        for row in datasync("status", cwd=work, check=3).stdout.splitlines()[1:]
+    }
     assert states == {"cluster-a": "home", "cluster-b": "damaged", "cluster-c": "absent"}
     datasync("wait", "emoji", "--cluster", "cluster-b", "--timeout", "0.1s", cwd=work, check=1)
     assert "1 repaired" in datasync("repair", "emoji", "--cluster", "cluster-b", "-q", cwd=work).stdout
@@ -169,6 +172,82 @@ def test_verify_repair_status_and_wait_tell_one_story(work):
     ]
     assert places[0]["state"] == "outdated"
     assert places[0]["missing_bytes"] == 20_006
+
+
+def test_status_names_a_cluster_that_is_silent_once_and_does_not_call_that_success(work):
+    for name in ("flags", "maps"):
+        make_dataset(LocalStore(work / "a" / name), count=1)
+    with open(work / "datasync.toml", "a") as file:
+        file.write(
+            '[clusters.far]\nurl = "s3://bucket"\nendpoint = "http://127.0.0.1:9"\n'
+            'region = "us-east-1"\nanonymous = true\n'
+        )
+    done = datasync("status", cwd=work, check=1)
+    assert done.stderr.count("far") == 1
+    assert "error: far could not be asked: nothing listens at http://127.0.0.1:9" in done.stderr
+    assert done.stdout.count("unreachable") == 3
+    assert "6 objects · 117.2 KiB" in done.stdout
+    assert "1 object · 19.5 KiB" in done.stdout
+    document = json.loads(datasync("status", "--json", cwd=work, check=1).stdout)
+    assert list(document["unreachable"]) == ["far"]
+    assert datasync("status", "--cluster", "cluster-a", cwd=work).stderr == ""
+    # Nor is a run bothered by a cluster that it does not need.
+    assert datasync("replicate", "flags", "--to", "cluster-b", "-q", cwd=work).stderr == ""
+
+
+def test_neither_a_lost_index_nor_a_damaged_receipt_is_taken_for_whole(work):
+    datasync("replicate", "--to", "cluster-b", "-q", cwd=work)
+    there = work / "b" / "emoji"
+    index, receipt = (there / "index.json").read_bytes(), (there / "_datasync" / "receipt.json").read_bytes()
+
+    def state(code: int) -> str:
+        done = datasync("status", "emoji", "--cluster", "cluster-b", "--json", cwd=work, check=code)
+        return json.loads(done.stdout)["places"][0]["state"]
+
+    def wait(code: int) -> str:
+        done = datasync("wait", "emoji", "--cluster", "cluster-b", "--timeout", "0.1s", cwd=work, check=code)
+        return done.stdout + done.stderr
+
+    (there / "index.json").unlink()
+    assert state(3) == "damaged"
+    assert "nothing is whole at cluster-b" in wait(1)
+    (there / "index.json").write_bytes(index.replace(b'"samples": 10', b'"samples": 11', 1))
+    wait(1)
+    (there / "index.json").write_bytes(index)  # another inode, the same bytes
+    assert "is whole at cluster-b" in wait(0)
+    (there / "_datasync" / "receipt.json").write_text("garbage")
+    assert state(3) == "damaged"
+    assert "is not a receipt" in wait(1)
+    (there / "_datasync" / "receipt.json").unlink()
+    assert state(0) == "unproven"  # an index that nobody vouches for
+    wait(1)
+    (there / "_datasync" / "receipt.json").write_bytes(receipt)
+    assert state(0) == "whole"
+
+
+def test_the_home_is_whole_when_it_is_published(work):
+    (work / "rows.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
+    datasync("shard", "rows.jsonl", "cluster-c:rows", "-q", cwd=work)
+    place = json.loads(datasync("status", "rows", "--cluster", "cluster-c", "--json", cwd=work).stdout)
+    assert place["places"][0]["state"] == "home"
+    version = place["places"][0]["version"]
+    for extra in ([], ["--version", version[:8]], ["--version", version]):
+        done = datasync("wait", "rows", "--cluster", "cluster-c", "--timeout", "0.1s", *extra, cwd=work)
+        assert "is whole at cluster-c" in done.stdout
+    datasync(
+        "wait", "rows", "--cluster", "cluster-c", "--version", "0000", "--timeout", "0s", cwd=work, check=1
+    )
+
+
+def test_a_folder_beside_a_silent_cluster_is_pointed_at(work):
+    with open(work / "datasync.toml", "a") as file:
+        file.write(
+            '[clusters.far]\nurl = "s3://b"\nendpoint = "http://127.0.0.1:9"\n'
+            'region = "x"\nanonymous = true\n'
+        )
+    write_tree(work / "tree", {"x": b"1"})
+    done = datasync("replicate", "tree", "--to", "cluster-b", cwd=work, check=1)
+    assert "write ./tree" in done.stderr
 
 
 def test_two_servers_by_their_configuration(tmp_path, s3_a, s3_b):
