@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import math
 from decimal import Decimal
@@ -186,3 +187,16 @@ def test_streaming_dataset_streams_ours(tmp_path: Path, compression: str | None,
     assert [int(sample["n"]) for sample in dataset] == list(range(1000))
     del dataset
     streaming.base.util.clean_stale_shared_memory()
+
+
+def test_our_writer_takes_the_arguments_of_theirs_with_their_defaults(tmp_path: Path) -> None:
+    ours = inspect.signature(ShardWriter.__init__).parameters
+    for name, theirs in inspect.signature(streaming.MDSWriter.__init__).parameters.items():
+        if theirs.kind is not inspect.Parameter.VAR_KEYWORD:
+            assert (ours[name].kind, ours[name].default) == (theirs.kind, theirs.default)
+    # What theirs takes by **kwargs, as its documentation lists it.
+    options = {"progress_bar": False, "max_workers": 2, "retry": 1, "exist_ok": True}
+    for writer, out in ((streaming.MDSWriter, tmp_path / "theirs"), (ShardWriter, tmp_path / "ours")):
+        with writer(columns={"a": "int"}, out=str(out), hashes=["sha1"], size_limit="1kb", **options) as made:
+            made.write({"a": 1})
+    assert _peer_samples(tmp_path / "ours") == _peer_samples(tmp_path / "theirs") == [{"a": 1}]
