@@ -365,6 +365,13 @@ class StreamingDataset(Array, IterableDataset[dict[str, Any]]):
     def next_epoch(self, epoch: int) -> None:
         self._position.set_next_epoch(epoch)
 
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next iteration be this epoch, for loops that count epochs themselves, as Accelerate's.
+
+        A loaded position stands: it is taken to be in the epoch that the loop names first.
+        """
+        self._position.name_epoch(epoch)
+
     def state_dict(self, num_samples: int = 0, from_beginning: bool = False) -> dict[str, Any]:
         """Where this dataset stands; small, and made of plain values.
 

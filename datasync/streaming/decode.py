@@ -34,10 +34,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from datasync.errors import FormatError, UsageError
+from datasync.streaming.buffers import Buffers
 from datasync.streaming.clips import Clip, decode_audio, decode_video
 from datasync.streaming.images import (
     MODES,
-    Buffers,
     Pixels,
     as_tensor,
     decode_image,

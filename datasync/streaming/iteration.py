@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from datasync.streaming.buffers import Buffers
 from datasync.streaming.plan import Chunk, Plan
 from datasync.streaming.position import Generation
 from datasync.streaming.reading import batches_of, read_columns, read_rows
@@ -54,6 +55,7 @@ class Samples:
         self._dataset = dataset
         self._whole = batches
         self._files = files
+        self._buffers = Buffers()
         self._plan = dataset.plan(epoch, offset)
         self._items = self._packs() if packs else self._batches(skip) if batches else self._samples(skip)
 
@@ -117,7 +119,7 @@ class Samples:
     def _columns(self, chunk: Chunk) -> Any:
         """The columns of a chunk; or, where streams have different ones, its batches as lists of samples."""
         dataset = self._dataset
-        columns = read_columns(dataset.catalog.sources, chunk, self._files)
+        columns = read_columns(dataset.catalog.sources, chunk, self._files, buffers=self._buffers)
         if columns is not None:
             numbers = dataset.catalog.number(chunk.stream, chunk.shard, chunk.row)
             return {**columns, **_marks(dataset, chunk, numbers)}

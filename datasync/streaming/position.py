@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 _BYTES = 4096
-_NEXT_EPOCH, _NEXT_OFFSET, _EPOCH, _OFFSET, _SERIAL, _LANES, _NODES, _RING = range(8)
+_NEXT_EPOCH, _NEXT_OFFSET, _EPOCH, _OFFSET, _SERIAL, _LANES, _NODES, _RING, _SOUGHT, _SHIFT = range(10)
 _FIRST_GENERATION = 16
 _GENERATIONS = 8
 _SEED, _PASS, _OF_EPOCH, _OF_OFFSET, _WORKERS = range(5)
@@ -70,6 +70,7 @@ class Position:
             self._words[_NEXT_OFFSET] = 0
             self._words[_EPOCH], self._words[_OFFSET] = epoch, offset
             self._words[_SERIAL] += 1
+            self._words[_SOUGHT] = 0
             if generation is not None:
                 self._open(generation, epoch, offset)
             return epoch, offset
@@ -81,6 +82,7 @@ class Position:
             self._words[_EPOCH] = -1
             self._words[_LANES], self._words[_NODES] = lanes, nodes
             self._words[_SERIAL] += 1
+            self._words[_SOUGHT] = 1
 
     def enter(self, epoch: int, offset: int, *, lanes: int) -> None:
         """Note that `epoch` is in progress, entered at `offset`; every worker may say so."""
@@ -120,6 +122,19 @@ class Position:
         """Let the next iteration be this epoch, from its beginning."""
         with self._locked():
             self._words[_NEXT_EPOCH], self._words[_NEXT_OFFSET] = epoch, 0
+
+    def name_epoch(self, epoch: int) -> None:
+        """Hear from a loop which epoch it is about to begin.
+
+        Right behind a `seek` that says how the loop's numbers differ from ours; otherwise it is obeyed.
+        """
+        with self._locked():
+            if self._words[_SOUGHT]:
+                self._words[_SHIFT] = self._words[_NEXT_EPOCH] - epoch
+                return
+            wanted = epoch + int(self._words[_SHIFT])
+            if wanted >= 0 and wanted != self._words[_NEXT_EPOCH]:
+                self._words[_NEXT_EPOCH], self._words[_NEXT_OFFSET] = wanted, 0
 
     # The ring of generations
 

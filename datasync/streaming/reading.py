@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from datasync.streaming.buffers import Buffers
 from datasync.streaming.fetch import ShardSource
 from datasync.streaming.permute import Ints
 from datasync.streaming.plan import Chunk
@@ -27,16 +28,19 @@ def read_rows(sources: Sequence[ShardSource], chunk: Chunk) -> Iterator[dict[str
         yield sources[stream].open(shard)[row]
 
 
-def read_columns(sources: Sequence[ShardSource], chunk: Chunk, files: Collection[str] = ()) -> Columns | None:
+def read_columns(
+    sources: Sequence[ShardSource], chunk: Chunk, files: Collection[str] = (), *, buffers: Buffers
+) -> Columns | None:
     """The samples of a chunk: column -> an array or a list with a value for each sample, in order.
 
     None where the streams do not have the same columns, so that there is nothing to put together. Values of
-    the columns in `files` that are media files are views of the shard (`Shard.batch`).
+    the columns in `files` that are media files are views of the shard (`Shard.batch`). Arrays are made of
+    `buffers`.
     """
     gathered: Columns = {}
     for where, part in _parts(sources, chunk, files):
         if not gathered:
-            gathered = {name: _room(values, len(chunk.row)) for name, values in part.items()}
+            gathered = {name: _room(values, len(chunk.row), buffers) for name, values in part.items()}
         if part.keys() != gathered.keys():
             return None
         for name, values in part.items():
@@ -73,10 +77,11 @@ def _parts(
             yield where, sources[stream].open(shard).batch(chunk.row[where], files=files)
 
 
-def _room(values: Any, count: int) -> Any:
+def _room(values: Any, count: int, buffers: Buffers) -> Any:
     """A place for `count` values like these."""
     if isinstance(values, np.ndarray):
-        return np.empty((count, *values.shape[1:]), dtype=values.dtype)
+        shape = (count, *values.shape[1:])
+        return np.empty(shape, values.dtype) if values.dtype.hasobject else buffers.take(shape, values.dtype)
     return [None] * count
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -99,6 +100,7 @@ class Room:
         self._own = os.path.join(root, FOLDER)
         self._roots = sorted({*map(Path, roots), root})
         self._swept = False
+        self._threads = threading.Lock()
 
     @contextlib.contextmanager
     def reserve(self, bytes: int, need: Need) -> Iterator[Temp]:
@@ -109,14 +111,16 @@ class Room:
         """
         folder = os.path.join(self._own, "tmp")
         os.makedirs(folder, exist_ok=True)
-        with self._limit_locks():
-            if not self._swept:
-                self._swept = True
-                sum(_live_temps(folder))
-            self._make_room(bytes, need)
-            path = os.path.join(folder, f"{uuid.uuid4().hex}.{bytes}")
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-            try_lock(fd)
+        if not self._swept:
+            self._swept = True
+            sum(_live_temps(folder))
+        path = os.path.join(folder, f"{uuid.uuid4().hex}.{bytes}")
+        if self.limit is None and self._free_bytes() >= bytes + _SPARE_BYTES:
+            fd = _locked_file(path)
+        else:
+            with self._limit_locks():
+                self._make_room(bytes, need)
+                fd = _locked_file(path)
         with held(fd):
             try:
                 yield Temp(fd=fd, path=path)
@@ -138,8 +142,6 @@ class Room:
         return sum(_used(root) for root in self._roots)
 
     def _make_room(self, bytes: int, need: Need, *, full: bool = False) -> None:
-        if self.limit is None and not full and self._free_bytes() >= bytes + _SPARE_BYTES:
-            return
         over = self._excess(bytes)
         if over <= 0 and not full:
             return
@@ -216,13 +218,26 @@ class Room:
 
     @contextlib.contextmanager
     def _limit_locks(self) -> Iterator[None]:
-        """The locks of all folders that share the limit, in one order."""
-        with contextlib.ExitStack() as stack:
+        """The locks of all folders that share the limit, in one order; threads of a process queue first."""
+        with self._threads, contextlib.ExitStack() as stack:
             for root in self._roots:
                 folder = os.path.join(root, FOLDER)
                 os.makedirs(folder, exist_ok=True)
                 stack.enter_context(file_lock(os.path.join(folder, "limit.lock")))
             yield
+
+
+def _locked_file(path: str) -> int:
+    """A new file whose lock is ours; one that was swept before we had its lock is made again."""
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            if try_lock(fd) and os.fstat(fd).st_nlink:
+                return fd
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
 
 
 def is_full(error: OSError) -> bool:

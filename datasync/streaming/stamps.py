@@ -141,19 +141,23 @@ class Stamps:
         return os.path.exists(os.path.join(self._placed, encoded(name)))
 
     def write(self, stamp: Stamp, *, placed: bool) -> None:
-        """Replace the stamp of a file."""
+        """Replace the stamp of a file.
+
+        It is written over, not renamed: a file system may flush a file to the disk when another one is
+        renamed over it. Who reads a stamp half written takes it for damaged, and verifies the file itself.
+        """
         folder = self._placed if placed else self._adopted
-        os.makedirs(folder, exist_ok=True)
-        temporary = os.path.join(folder, f"~{uuid.uuid4().hex}")
-        document = {name: getattr(stamp, name) for name in Stamp.__dataclass_fields__}
+        path = os.path.join(folder, encoded(stamp.name))
+        document = json.dumps({name: getattr(stamp, name) for name in Stamp.__dataclass_fields__})
         try:
-            with open(temporary, "w", encoding="utf-8") as file:
-                json.dump(document, file)
-            os.rename(temporary, os.path.join(folder, encoded(stamp.name)))
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except FileNotFoundError:
+            os.makedirs(folder, exist_ok=True)
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            os.write(fd, document.encode().ljust(os.fstat(fd).st_size))  # spaces over the end of a longer one
+        finally:
+            os.close(fd)
 
     def announce(self, item: Item) -> None:
         """Say that the file about to appear under this name is ours, before it does."""

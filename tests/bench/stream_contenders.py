@@ -1,8 +1,11 @@
 """What `bench_stream.py` compares: the same samples written by each library, and read back by each.
 
 Every contender gets the same arrays or the same JPEG files, stores them as its documentation advises for that
-kind of data, shuffles, and gives batches of tensors. JPEG is decoded by the same function everywhere,
-`torchvision.io.decode_jpeg`; nobody decodes through Pillow.
+kind of data, shuffles, and gives batches of tensors. Photographs become uint8 (samples, 3, height, width).
+
+A peer reads photographs twice over: in its own way (its column type, its decoder), and "by hand", the best
+that its user can write: files as bytes, `torchvision.io.decode_jpeg`, and a view with the channels last, so
+that collating copies each image once and transposes none.
 """
 
 from __future__ import annotations
@@ -74,10 +77,12 @@ def write_ours(rows: Iterable[Any], out: Path, *, jpeg: bool, compression: str |
             writer.write({name: row})
 
 
-def write_mosaicml(rows: Iterable[Any], out: Path, *, jpeg: bool) -> None:
+def write_mosaicml(rows: Iterable[Any], out: Path, *, jpeg: bool, own: bool = False) -> None:
     from streaming import MDSWriter
 
-    columns = {"image": "bytes"} if jpeg else {"tokens": f"ndarray:int32:{TOKENS}"}
+    if own:
+        rows = _opened(rows, out.with_name("files"))
+    columns = {"image": "jpeg" if own else "bytes"} if jpeg else {"tokens": f"ndarray:int32:{TOKENS}"}
     name = next(iter(columns))
     with MDSWriter(columns=columns, out=str(out), size_limit=SHARD_BYTES) as writer:
         for row in rows:
@@ -103,8 +108,24 @@ def write_webdataset(rows: Iterable[Any], out: Path, *, jpeg: bool) -> None:
                 row = next(samples, None)
 
 
+def _opened(files: Iterable[bytes], folder: Path) -> Iterator[Any]:
+    """JPEG files as Pillow opens them from a disk; libraries then store their bytes."""
+    from PIL import Image
+
+    folder.mkdir()
+    for i, data in enumerate(files):
+        (folder / f"{i:05d}.jpg").write_bytes(data)
+        yield Image.open(folder / f"{i:05d}.jpg")
+
+
 def _litdata_row(row: Any) -> Any:
     return row
+
+
+def _litdata_image(path: str) -> Any:
+    from PIL import Image
+
+    return Image.open(path)
 
 
 def _litdata_array(row: Any) -> Any:
@@ -113,15 +134,20 @@ def _litdata_array(row: Any) -> Any:
     return torch.from_numpy(row)
 
 
-def write_litdata(rows: Iterable[Any], out: Path, *, jpeg: bool, tokens: bool = False) -> None:
+def write_litdata(
+    rows: Iterable[Any], out: Path, *, jpeg: bool, tokens: bool = False, own: bool = False
+) -> None:
     import litdata
 
+    function = _litdata_row if jpeg else _litdata_array
+    if own:
+        rows, function = [image.filename for image in _opened(rows, out.with_name("files"))], _litdata_image
     options: dict[str, Any] = {"chunk_bytes": SHARD_BYTES}
     if tokens:
         options["item_loader"] = litdata.TokensLoader(block_size=TOKENS)
     with open(os.devnull, "w") as null, contextlib.redirect_stdout(null), contextlib.redirect_stderr(null):
         litdata.optimize(
-            fn=_litdata_row if jpeg else _litdata_array,
+            fn=function,
             inputs=list(rows),
             output_dir=str(out),
             num_workers=1,
@@ -134,17 +160,7 @@ def write_litdata(rows: Iterable[Any], out: Path, *, jpeg: bool, tokens: bool = 
 # How each reads it: a function that gives the batches of one epoch
 
 
-def decode_bytes(data: Any) -> Any:
-    """A JPEG file to a uint8 tensor, as all of them do it."""
-    import torch
-    from torchvision.io import ImageReadMode, decode_jpeg
-
-    return decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode=ImageReadMode.RGB)
-
-
 def read_ours(folder: Path, cache: Path, *, jpeg: bool, workers: int) -> Callable[[], Iterable[Any]]:
-    import torch
-
     from datasync import StreamingDataLoader, StreamingDataset
     from datasync.streaming.decode import Decoder
 
@@ -152,50 +168,76 @@ def read_ours(folder: Path, cache: Path, *, jpeg: bool, workers: int) -> Callabl
     options: dict[str, Any] = {}
     if jpeg:
         # In workers there is a core for each; without them the decoder has both.
-        options["collate_fn"] = Decoder(
-            {"image": "tensor"}, threads=1 if workers else 2, collate=partial(_stacked, torch.stack)
-        )
+        options["collate_fn"] = Decoder({"image": "tensor"}, threads=1 if workers else 2, stack=True)
     loader = StreamingDataLoader(dataset, batch_size=BATCH, num_workers=workers, **options)
     return lambda: loader
 
 
-def _stacked(stack: Any, samples: list[Any]) -> Any:
-    return {"image": stack([sample["image"] for sample in samples])}
-
-
-def read_mosaicml(folder: Path, cache: Path, *, jpeg: bool, workers: int) -> Callable[[], Iterable[Any]]:
-    import torch
+def read_mosaicml(
+    folder: Path, cache: Path, *, jpeg: bool, workers: int, own: bool = False
+) -> Callable[[], Iterable[Any]]:
     from streaming import StreamingDataLoader, StreamingDataset
 
     dataset = StreamingDataset(remote=str(folder), local=str(cache), shuffle=True, batch_size=BATCH)
-    options: dict[str, Any] = {"collate_fn": partial(_decoded, torch.stack)} if jpeg else {}
+    options: dict[str, Any] = {"collate_fn": _from_pillow if own else _from_files} if jpeg else {}
     loader = StreamingDataLoader(dataset, batch_size=BATCH, num_workers=workers, **options)
     return lambda: loader
 
 
-def _decoded(stack: Any, samples: list[Any]) -> Any:
-    return {"image": stack([decode_bytes(sample["image"]) for sample in samples])}
-
-
-def read_litdata(folder: Path, cache: Path, *, jpeg: bool, workers: int, tokens: bool = False) -> Any:
+def read_litdata(
+    folder: Path, cache: Path, *, jpeg: bool, workers: int, tokens: bool = False, own: bool = False
+) -> Any:
     import litdata
 
     options: dict[str, Any] = {"item_loader": litdata.TokensLoader(block_size=TOKENS)} if tokens else {}
     dataset = litdata.StreamingDataset(str(folder), shuffle=True, drop_last=True, **options)
-    if jpeg:
-        dataset.transform = [decode_bytes]
+    if jpeg and not own:
+        dataset.transform = [decode_by_hand]
     loader = litdata.StreamingDataLoader(dataset, batch_size=BATCH, num_workers=workers)
-    return lambda: loader
+    return (lambda: map(channels_first, loader)) if jpeg and not own else (lambda: loader)
 
 
-def read_webdataset(folder: Path, cache: Path, *, jpeg: bool, workers: int) -> Callable[[], Iterable[Any]]:
+def read_webdataset(
+    folder: Path, cache: Path, *, jpeg: bool, workers: int, own: bool = False
+) -> Callable[[], Iterable[Any]]:
     import webdataset as wds
 
     tars = sorted(str(path) for path in folder.glob("*.tar"))
     data = wds.WebDataset(tars, shardshuffle=len(tars), empty_check=False).shuffle(1000)
-    data = data.to_tuple("jpg" if jpeg else "bin").map(_from_tar_jpeg if jpeg else _from_tar).batched(BATCH)
-    loader = wds.WebLoader(data, batch_size=None, num_workers=workers)
-    return lambda: loader
+    if own:
+        data = data.decode("torchrgb8")
+    data = data.to_tuple("jpg" if jpeg else "bin")
+    if not own:
+        data = data.map(_from_tar_jpeg if jpeg else _from_tar)
+    loader = wds.WebLoader(data.batched(BATCH), batch_size=None, num_workers=workers)
+    return (lambda: map(channels_first, loader)) if jpeg and not own else (lambda: loader)
+
+
+def decode_by_hand(data: Any) -> Any:
+    """A JPEG file to a uint8 tensor (height, width, 3), as libjpeg-turbo left it."""
+    import torch
+    from torchvision.io import ImageReadMode, decode_jpeg
+
+    image = decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode=ImageReadMode.RGB)
+    return image.permute(1, 2, 0)
+
+
+def channels_first(batch: Any) -> Any:
+    """A batch of such images as (samples, 3, height, width), without a copy."""
+    return (batch[0] if isinstance(batch, list | tuple) else batch).permute(0, 3, 1, 2)
+
+
+def _from_files(samples: list[Any]) -> Any:
+    import torch
+
+    return {"image": channels_first(torch.stack([decode_by_hand(sample["image"]) for sample in samples]))}
+
+
+def _from_pillow(samples: list[Any]) -> Any:
+    import torch
+    from torchvision.transforms.functional import pil_to_tensor
+
+    return {"image": torch.stack([pil_to_tensor(sample["image"]) for sample in samples])}
 
 
 def _from_tar(sample: Any) -> Any:
@@ -203,15 +245,26 @@ def _from_tar(sample: Any) -> Any:
 
 
 def _from_tar_jpeg(sample: Any) -> Any:
-    return (decode_bytes(sample[0]),)
+    return (decode_by_hand(sample[0]),)
 
 
-PEERS: dict[str, tuple[Callable[..., None], Callable[..., Callable[[], Iterable[Any]]]]] = {
+Contender = tuple[Callable[..., None], Callable[..., Callable[[], Iterable[Any]]]]
+
+TOKENS_BY: dict[str, Contender] = {
     "ours": (write_ours, read_ours),
     "mosaicml": (write_mosaicml, read_mosaicml),
     "litdata": (write_litdata, read_litdata),
     "litdata tokens": (partial(write_litdata, tokens=True), partial(read_litdata, tokens=True)),
     "webdataset": (write_webdataset, read_webdataset),
+}
+PHOTOGRAPHS_BY: dict[str, Contender] = {
+    "ours": (write_ours, read_ours),
+    "mosaicml": (partial(write_mosaicml, own=True), partial(read_mosaicml, own=True)),
+    "litdata": (partial(write_litdata, own=True), partial(read_litdata, own=True)),
+    "webdataset": (write_webdataset, partial(read_webdataset, own=True)),
+    "mosaicml by hand": (write_mosaicml, read_mosaicml),
+    "litdata by hand": (write_litdata, read_litdata),
+    "webdataset by hand": (write_webdataset, read_webdataset),
 }
 
 

@@ -125,3 +125,18 @@ def test_counts_are_read_as_people_write_them(text, value):
 def test_what_is_no_number_is_refused(text):
     with pytest.raises(UsageError, match="x"):
         parse_count(text, name="x")
+
+
+def test_a_loop_that_counts_epochs_is_obeyed_and_a_loaded_position_stands():
+    position = Position()
+    position.name_epoch(0)
+    assert position.begin(None) == (0, 0)
+    position.name_epoch(3)
+    assert position.begin(None) == (3, 0)
+    position.name_epoch(4)
+    assert position.begin(None) == (4, 0)
+    position.seek(7, 40, lanes=8, nodes=1)
+    position.name_epoch(0)  # a new process counts from 0 again
+    assert position.begin(None) == (7, 40)
+    position.name_epoch(1)
+    assert position.begin(None) == (8, 0)
