@@ -77,15 +77,11 @@ def check_signature(store: Store, index: bytes | None, public: str | Path) -> tu
         CorruptError: There is no signature, or not by that key, or not of this index.
         UsageError: The key file cannot be used.
     """
-    from cryptography.exceptions import InvalidSignature
-
     if index is None:
         raise CorruptError(
             f"{store.url} has no index, so nothing that could be signed", mend="sign a dataset"
         )
-    key = _public(Path(public))
-    digest = hashlib.sha256(index).hexdigest()
-    where = signature_key(digest)
+    where = signature_key(hashlib.sha256(index).hexdigest())
     try:
         raw = retrying(lambda: store.read(where))
     except NotFoundError:
@@ -93,15 +89,29 @@ def check_signature(store: Store, index: bytes | None, public: str | Path) -> tu
             f"the index at {store.url} is not signed, and {public} must have signed it",
             mend="find out who wrote it; if it is right, sign it (datasync sign)",
         ) from None
+    prove(raw, index, public, where=store.url)
+    return where, raw
+
+
+def prove(signature: bytes, index: bytes, public: str | Path, *, where: str) -> None:
+    """Prove that `signature` is of `index` and by the owner of a key.
+
+    Raises:
+        CorruptError: It is not.
+        UsageError: The key file cannot be used.
+    """
+    from cryptography.exceptions import InvalidSignature
+
+    key = _public(Path(public))
     try:
-        document = json.loads(raw)
-        key.verify(base64.b64decode(document["signature"], validate=True), _message(digest))
+        document = json.loads(signature)
+        signed = base64.b64decode(document["signature"], validate=True)
+        key.verify(signed, _message(hashlib.sha256(index).hexdigest()))
     except (InvalidSignature, ValueError, KeyError, TypeError):
         raise CorruptError(
-            f"the signature of the index at {store.url} is not by {public}",
+            f"the signature of the index at {where} is not by {public}",
             mend="do not use this dataset before you know who wrote it",
         ) from None
-    return where, raw
 
 
 def _message(digest: str) -> bytes:

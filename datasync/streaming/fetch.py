@@ -63,6 +63,8 @@ class ShardSource:
             ``None``, no limit.
         limit_folders (Sequence[Path]): Other cache folders that share this limit. Default: none.
         validate_hash (str | None): Which of the index's digests to verify. Default: the cheapest one.
+        signed_by (str | None): The public key that must have signed the index; SHA-256 is then verified,
+            since whoever can write to the store can make the cheap digests fit. Default: none.
         keep_zip (bool): Keep the compressed files in the cache too. Default: ``False``.
         download_retry (int): Rounds over all replicas after the first has failed. Default: ``2``.
         download_timeout (float): Seconds without a byte after which a read is given up, and the least time
@@ -87,6 +89,7 @@ class ShardSource:
         cache_limit: int | None = None,
         limit_folders: Sequence[Path] = (),
         validate_hash: str | None = None,
+        signed_by: str | None = None,
         keep_zip: bool = False,
         download_retry: int = 2,
         download_timeout: float = 60.0,
@@ -112,7 +115,8 @@ class ShardSource:
             )
         self.cache_limit = cache_limit
         self.limit_folders = [Path(os.path.abspath(folder)) for folder in limit_folders]
-        self.validate_hash = validate_hash
+        self.signed_by = signed_by
+        self.validate_hash = validate_hash if signed_by is None else "sha256"
         self.keep_zip = keep_zip
         self.download_retry = download_retry
         self.download_timeout = download_timeout
@@ -155,9 +159,10 @@ class ShardSource:
                             self.split,
                             retry=self.download_retry,
                             timeout=self.download_timeout,
+                            signed_by=self.signed_by,
                         )
                     else:
-                        index = read_local(self.local, self.split)
+                        index = read_local(self.local, self.split, signed_by=self.signed_by)
                     self._check_index(index)
                     self._index = index
         return self._index

@@ -3,7 +3,8 @@
 Each time a source is made, the replica is asked whether its index is still the one in the cache (one `stat`
 where the store has ETags), so that a dataset that was published again is noticed, and a large index is not
 fetched by every rank. With all replicas down, the cached index serves, with a warning: its shards are named
-by content, so they are still what it says.
+by content, so they are still what it says. Where a key must have signed the index, one that it has not signed
+is refused, wherever it comes from; the signature is kept with the cached index.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from datasync.errors import (
     TransientError,
 )
 from datasync.storage.base import Store
+from datasync.storage.local import LocalStore
 from datasync.streaming.filelock import file_lock
 from datasync.streaming.replicas import Replicas
 from datasync.streaming.stamps import FOLDER, encoded
@@ -48,10 +50,11 @@ def index_key(split: str | None) -> str:
     return f"{split}/{BASENAME}" if split else BASENAME
 
 
-def read_local(root: Path, split: str | None) -> Index:
+def read_local(root: Path, split: str | None, *, signed_by: str | None = None) -> Index:
     """The index of a dataset that has no replica.
 
     Raises:
+        CorruptError: It is not signed by `signed_by`.
         NotFoundError: There is none.
         FormatError: It is no index.
     """
@@ -63,10 +66,20 @@ def read_local(root: Path, split: str | None) -> Index:
         raise NotFoundError(
             f"there is no dataset at {path}", mend="name a remote to stream it from, or another folder"
         ) from error
+    if signed_by is not None:
+        _check_signature(LocalStore(root), split, data, signed_by)
     return Index.parse(data, where=path)
 
 
-def load_index(replicas: Replicas, root: Path, split: str | None, *, retry: int, timeout: float) -> Index:
+def load_index(
+    replicas: Replicas,
+    root: Path,
+    split: str | None,
+    *,
+    retry: int,
+    timeout: float,
+    signed_by: str | None = None,
+) -> Index:
     """The index of a dataset that has replicas.
 
     Args:
@@ -76,12 +89,14 @@ def load_index(replicas: Replicas, root: Path, split: str | None, *, retry: int,
         retry (int): Rounds over all replicas after the first one.
         timeout (float): Seconds for one read, and the least time for which failures that can pass are
             retried.
+        signed_by (str | None): The public key that must have signed it. Default: none.
 
     Raises:
+        CorruptError: No replica has one that this key has signed.
         FormatError: What is there is no index.
         StoreError: No replica has one that can be read.
     """
-    kept = _Kept(root, index_key(split))
+    kept = _Kept(root, split, signed_by)
     deadline = time.monotonic() + timeout
     rounds = 0
     with kept.lock(timeout):
@@ -113,9 +128,12 @@ def load_index(replicas: Replicas, root: Path, split: str | None, *, retry: int,
 class _Kept:
     """The copy of an index in the cache, and a note of whose copy it is."""
 
-    def __init__(self, root: Path, key: str) -> None:
+    def __init__(self, root: Path, split: str | None, signed_by: str | None) -> None:
+        key = index_key(split)
         self.path = os.path.join(root, key)
         self._key = key
+        self._split = split
+        self._signed_by = signed_by
         self._own = os.path.join(root, FOLDER)
         self._note = os.path.join(self._own, f"index-{encoded(key)}.json")
 
@@ -140,11 +158,15 @@ class _Kept:
                     return cached
         status = store.stat(self._key)
         data = store.read(self._key)
+        signature = None
+        if self._signed_by is not None:
+            signature = _check_signature(store, self._split, data, self._signed_by).decode()
         index = Index.parse(data, where=f"{store.url}/{self._key}")
         with contextlib.suppress(
             OSError
         ):  # a cache that cannot be written only costs the next reader a fetch
-            self._write(data, {"url": store.url, "etag": status.etag, "bytes": len(data)})
+            note = {"url": store.url, "etag": status.etag, "bytes": len(data), "signature": signature}
+            self._write(data, note)
         return index
 
     def read(self) -> Index | None:
@@ -157,9 +179,21 @@ class _Kept:
                 data = file.read()
         except OSError:
             return None
-        if hashlib.sha256(data).hexdigest() != note.get("sha256"):
+        if hashlib.sha256(data).hexdigest() != note.get("sha256") or not self._is_signed(data, note):
             return None
         return Index.parse(data, where=self.path)
+
+    def _is_signed(self, data: bytes, note: dict[str, object]) -> bool:
+        """Whether the copy carries the signature that it must have."""
+        if self._signed_by is None:
+            return True
+        from datasync.ops.signatures import prove
+
+        try:
+            prove(str(note.get("signature")).encode(), data, self._signed_by, where=self.path)
+        except CorruptError:
+            return False
+        return True
 
     def _read_note(self) -> dict[str, object] | None:
         try:
@@ -175,6 +209,13 @@ class _Kept:
         _replace(self.path, data)
         note["sha256"] = hashlib.sha256(data).hexdigest()
         _replace(self._note, json.dumps(note).encode())
+
+
+def _check_signature(store: Store, split: str | None, data: bytes, public: str) -> bytes:
+    """The signature of an index, which lies beside it; `CorruptError` if it is not by that key."""
+    from datasync.ops.signatures import check_signature
+
+    return check_signature(store.child(split) if split else store, data, public)[1]
 
 
 def _replace(path: str, data: bytes) -> None:
@@ -221,7 +262,11 @@ def _verdict(key: str, failures: dict[str, DatasyncError]) -> DatasyncError:
     if len(errors) == 1:
         return errors[0]
     kind = next(
-        (k for k in (FormatError, DeniedError, NotFoundError) if all(isinstance(e, k) for e in errors)),
+        (
+            k
+            for k in (FormatError, CorruptError, DeniedError, NotFoundError)
+            if all(isinstance(e, k) for e in errors)
+        ),
         TransientError,
     )
     lines = "\n  ".join(f"{name}: {error.message}" for name, error in failures.items())

@@ -158,12 +158,25 @@ class Stream:
             cache_limit=cache_limit,
             limit_folders=limit_folders,
             validate_hash=self.validate_hash,
+            signed_by=self._signed_by(),
             keep_zip=bool(self.keep_zip),
             download_retry=2 if self.download_retry is None else self.download_retry,
             download_timeout=60.0 if self.download_timeout is None else self.download_timeout,
             allow_unsafe_types=allow_unsafe_types,
             stats=stats,
         )
+
+    def _signed_by(self) -> str | None:
+        """The key that must have signed the index, where the configuration says so of this dataset."""
+        config = Config.load(self.config)
+        named = [self.dataset] if self.dataset is not None else []
+        for remote in _as_list(self.remote):
+            cluster, colon, name = os.fspath(remote).partition(":")
+            if colon and cluster in config.clusters:
+                named.append(name.strip("/"))
+        keys = {config.datasets[name].require_signature for name in named if name in config.datasets}
+        _check(len(keys) < 2, f"the replicas {', '.join(named)} must be signed by different keys, or by none")
+        return keys.pop() if keys else None
 
     def _check_place(self) -> None:
         if self.dataset is not None:

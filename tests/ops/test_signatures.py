@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 
 import pytest
 
-from datasync.errors import CorruptError, UsageError
+from datasync import Stream, StreamingDataset
+from datasync.errors import CorruptError, DatasyncError, UsageError
 from datasync.ops.signatures import check_signature, make_keys, sign
 from datasync.replicate import replicate
 from datasync.storage.local import LocalStore
+from datasync.streaming.stats import Stats
+from shards import ShardWriter
 from tests.replicate.kit import QUICK, datasync, make_dataset
 
 
@@ -86,3 +91,84 @@ def test_the_command_and_the_configuration(signed, tmp_path):
         "is signed by"
         in datasync("sign", "emoji", "--cluster", "b", "--check", "keys/new.pub.pem", cwd=tmp_path).stdout
     )
+
+
+# Training reads only what was signed
+
+
+@pytest.fixture
+def stream(tmp_path):
+    """A signed dataset at two clusters, and how to read it."""
+    a, b = tmp_path / "a" / "rows", tmp_path / "b" / "rows"
+    with ShardWriter(out=a, columns={"text": "str"}) as out:
+        for row in range(50):
+            out.write({"text": f"row {row}"})
+    make_keys(tmp_path / "team.pem", tmp_path / "team.pub.pem")
+    sign(LocalStore(a), tmp_path / "team.pem")
+    shutil.copytree(a, b)
+    config = tmp_path / "datasync.toml"
+    config.write_text(
+        '[clusters.a]\nurl = "a"\n[clusters.b]\nurl = "b"\n'
+        '[datasets.rows]\nrequire_signature = "team.pub.pem"\n'
+    )
+
+    def read(cache: str = "cache", **options):
+        options = options or {"dataset": "rows"}
+        found = StreamingDataset(
+            streams=[Stream(config=config, local=tmp_path / cache, **options)],
+            batch_size=10,
+            download_retry=0,
+            download_timeout=1,
+        )
+        return [sample["text"] for sample in found]
+
+    return a, b, tmp_path, read
+
+
+def test_a_signed_dataset_is_read_and_an_exchanged_one_is_not(stream):
+    a, b, folder, read = stream
+    rows = [f"row {row}" for row in range(50)]
+    assert sorted(read()) == sorted(rows)
+    for place in (a, b):
+        shutil.rmtree(place)
+        with ShardWriter(out=place, columns={"text": "str"}) as out:
+            out.write({"text": "poison"})
+    for options in ({"dataset": "rows"}, {"remote": "a:rows"}, {"remote": ["b:rows", "a:rows"]}):
+        with pytest.raises(CorruptError, match="not signed"):
+            read("other", **options)
+    make_keys(folder / "other.pem", folder / "other.pub.pem")
+    sign(LocalStore(a), folder / "other.pem")
+    with pytest.raises(CorruptError, match="not by"):
+        read("other", remote="a:rows")
+
+
+def test_a_replica_that_is_still_right_serves(stream):
+    a, _, _, read = stream
+    shutil.rmtree(a)
+    with ShardWriter(out=a, columns={"text": "str"}) as out:
+        out.write({"text": "poison"})
+    assert len(read()) == 50
+
+
+def test_the_signature_is_kept_with_the_index_for_when_no_replica_answers(stream):
+    a, b, folder, read = stream
+    both = ["a:rows", "b:rows"]
+    read(remote=both)
+    for place in (a, b):
+        place.rename(place.with_name("away"))
+        place.parent.joinpath("rows").write_text("a file in the way")
+    assert len(read(remote=both)) == 50
+    note = next((folder / "cache" / ".datasync-cache").glob("index-*.json"))
+    kept = json.loads(note.read_text())
+    note.write_text(json.dumps(kept | {"signature": None}))
+    with pytest.raises(DatasyncError):
+        read(remote=both)
+
+
+def test_a_signed_dataset_is_checked_by_a_digest_that_cannot_be_made_to_fit(stream):
+    *_, folder, _ = stream
+    found = Stream(
+        config=folder / "datasync.toml", dataset="rows", local=folder / "c", validate_hash="xxh3_64"
+    )
+    source = found.source(cache_limit=None, limit_folders=[], allow_unsafe_types=False, stats=Stats())
+    assert source.validate_hash == "sha256"
