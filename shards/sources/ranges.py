@@ -5,7 +5,8 @@ alone and not from who reads it (invariant 3). What is found wrong on the way en
 then holds it, and whoever reads that says what is wrong, as if the file had never been cut.
 
 A compressed file has no place to begin in the middle, and one on a store would be fetched twice: those stay
-whole.
+whole. So do files of which there are many, since that is work enough for everybody; passing over them all would
+only hold everybody up.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from shards.sources.files import FileList
 from shards.sources.streams import is_compressed, open_stream
 
 _BLOCK = 4 << 20
+_MANY = 32  # a file with less than this part of the corpus is not cut
 _QUOTE, _LF, _CR = b'"\n\r'
 
 Places = np.ndarray[Any, np.dtype[np.intp]]
@@ -67,7 +69,8 @@ def part_tasks(
     """
     for numbers, size in group(files, target_bytes):
         own = files.slice(numbers)
-        whole = len(own) > 1 or size <= target_bytes or files.remote or is_compressed(own, 0)
+        many = size * _MANY <= files.total_bytes
+        whole = len(own) > 1 or size <= target_bytes or many or files.remote or is_compressed(own, 0)
         edges = [] if whole or find_edges is None else find_edges(own)
         begins = [Edge(0, 0), *edges]
         ends = [edge.offset for edge in edges]
@@ -139,6 +142,8 @@ def record_edges(file: FileList, separator: str, target_bytes: int) -> list[Edge
 
 def _quotes(data: bytes, inside: bool, separator: int) -> tuple[Places, int | None]:
     """Places of quotes in ``data[1:]``, and the place of the first that stands where none may, or None."""
+    if b'"' not in data:
+        return np.empty(0, np.intp), None
     array = np.frombuffer(data, np.uint8)
     found = np.flatnonzero(array[1:] == _QUOTE)
     around = np.zeros(256, bool)
@@ -164,5 +169,6 @@ def _line_ends(block: bytes, end: int, quotes: Places, inside: bool) -> Places:
 
 def _count_lines(before: bytes, data: bytes) -> int:
     """Line ends in `data`, which follows the byte `before`; a CR and an LF together are one."""
-    pairs = data.count(b"\r\n") + (before == b"\r" and data.startswith(b"\n"))
-    return data.count(b"\n") + data.count(b"\r") - pairs
+    lines = data.count(b"\n") - (before == b"\r" and data.startswith(b"\n"))
+    alone = data.count(b"\r")
+    return lines + (alone - data.count(b"\r\n") if alone else 0)

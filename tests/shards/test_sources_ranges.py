@@ -176,6 +176,17 @@ def test_a_large_warc_is_cut_between_its_records(tmp_path: Path) -> None:
     assert _read("warc", tmp_path / "a.warc", 2000)[1] == _read("warc", tmp_path / "a.warc", HUGE)[1]
 
 
+def test_where_there_are_many_files_none_is_cut(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for number in range(33):
+        (tmp_path / "in" / f"{number}.csv").write_text("a\n" + "12345\n" * 100)
+    source = load("csv")(list_files(str(tmp_path / "in")), SourceOptions(target_bytes=200))
+    assert len(list(source.tasks())) == 33
+    (tmp_path / "in" / "large.csv").write_text("a\n" + "12345\n" * 1000)
+    source = load("csv")(list_files(str(tmp_path / "in")), SourceOptions(target_bytes=200))
+    assert len(list(source.tasks())) > 33 + 20
+
+
 def test_compressed_files_stay_whole(tmp_path: Path) -> None:
     import gzip
 
