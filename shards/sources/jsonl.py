@@ -23,7 +23,7 @@ from shards.sources.files import FileList
 from shards.sources.streams import (
     AsUtf8,
     Readable,
-    is_compressed,
+    compression,
     lines,
     marked_encoding,
     open_stream,
@@ -51,10 +51,16 @@ class JsonLines(Source):
                 yield Task(payload=(files.slice(numbers), 0, None), bytes=size)
 
     def _splits(self, files: FileList, number: int) -> bool:
-        if files.suffix(number) == ".json" or is_compressed(files, number):
+        if files.suffix(number) == ".json":
             return False
-        with files.open(number) as file:
-            return not _wide(file.read(4))
+        try:
+            with files.open(number) as file:
+                head = file.read(6)
+        except Exception as error:
+            if not content_error(error):
+                raise
+            return False  # its reader says what is wrong
+        return compression(head) is None and not _wide(head)
 
     def _ranges(self, file: FileList, size: int) -> Iterator[Task]:
         """Equal byte ranges of one file, none above the target."""

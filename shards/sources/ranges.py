@@ -5,8 +5,8 @@ alone and not from who reads it (invariant 3). What is found wrong on the way en
 then holds it, and whoever reads that says what is wrong, as if the file had never been cut.
 
 A compressed file has no place to begin in the middle, and one on a store would be fetched twice: those stay
-whole. So do files of which there are many, since that is work enough for everybody; passing over them all would
-only hold everybody up.
+whole. So do files of which there are many: they are work enough for everybody, and to pass over them all would
+only take time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
 
-from shards.sources.base import Task, group
+from shards.sources.base import Task, content_error, group
 from shards.sources.files import FileList
 from shards.sources.streams import is_compressed, open_stream
 
@@ -58,25 +58,35 @@ class Part(NamedTuple):
 
 
 def part_tasks(
-    files: FileList, target_bytes: int, find_edges: Callable[[FileList], list[Edge]] | None
+    files: FileList, target_bytes: int, find_edges: Callable[[FileList], list[Edge]]
 ) -> Iterator[Task]:
     """Tasks of about `target_bytes`: small files together, a large local plain one in ranges.
 
     Args:
         files (FileList): The files.
         target_bytes (int): About how many bytes a task should have.
-        find_edges (Callable[[FileList], list[Edge]] | None): Where in the one file given a range may begin.
+        find_edges (Callable[[FileList], list[Edge]]): Where in the one file given a range may begin.
     """
     for numbers, size in group(files, target_bytes):
         own = files.slice(numbers)
         many = size * _MANY <= files.total_bytes
         whole = len(own) > 1 or size <= target_bytes or many or files.remote or is_compressed(own, 0)
-        edges = [] if whole or find_edges is None else find_edges(own)
+        edges = [] if whole else _sound(find_edges, own)
         begins = [Edge(0, 0), *edges]
         ends = [edge.offset for edge in edges]
         for begin, end in zip(begins, [*ends, None], strict=True):
             length = (size if end is None else end) - begin.offset
             yield Task(payload=Part(own, begin, end), bytes=length)
+
+
+def _sound(find_edges: Callable[[FileList], list[Edge]], file: FileList) -> list[Edge]:
+    """The edges of a file; none of one that cannot be read, which its reader will say."""
+    try:
+        return find_edges(file)
+    except Exception as error:
+        if not content_error(error):
+            raise
+        return []
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shards.convert import convert
-from shards.sources import Bad, Row, SourceOptions, list_files, load, ranges
+from shards.sources import Bad, FileList, Row, SourceOptions, list_files, load, ranges
 from tests.shards.corpus import rows
 
 HUGE = 1 << 40
@@ -185,6 +185,21 @@ def test_where_there_are_many_files_none_is_cut(tmp_path: Path) -> None:
     (tmp_path / "in" / "large.csv").write_text("a\n" + "12345\n" * 1000)
     source = load("csv")(list_files(str(tmp_path / "in")), SourceOptions(target_bytes=200))
     assert len(list(source.tasks())) > 33 + 20
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tar", "a.warc", "a.jsonl", "a.txt"])
+def test_a_large_file_that_may_not_be_read_is_refused_and_planning_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / name).write_bytes(bytes(5000))
+
+    def refuse(self: FileList, number: int) -> Any:
+        raise PermissionError(13, "denied")
+
+    monkeypatch.setattr(FileList, "open", refuse)
+    kind = {"a.tar": "webdataset", "a.txt": "text"}.get(name, name[2:])
+    _, found = _read(kind, tmp_path / name, 100, whole_files=False)
+    assert {item.reason for item in found} == {"permission denied"}
 
 
 def test_compressed_files_stay_whole(tmp_path: Path) -> None:
