@@ -5,8 +5,8 @@ alone and not from who reads it (invariant 3). What is found wrong on the way en
 then holds it, and whoever reads that says what is wrong, as if the file had never been cut.
 
 A compressed file has no place to begin in the middle, and one on a store would be fetched twice: those stay
-whole. So do files of which there are many: they are work enough for everybody, and to pass over them all would
-only take time.
+whole. So do files of which there are many: they are work enough for everybody, and to pass over all of them
+would only take time.
 """
 
 from __future__ import annotations
