@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict
 from functools import partial
 from math import ceil
 from typing import Any
@@ -21,6 +22,7 @@ from torch.utils.data import IterableDataset
 
 from datasync.errors import UsageError
 from datasync.streaming import arguments
+from datasync.streaming.agreement import check_agreement
 from datasync.streaming.array import Array
 from datasync.streaming.catalog import Catalog
 from datasync.streaming.epoch import EpochOrder, EpochSettings, check_ranks, piece_bounds
@@ -162,8 +164,7 @@ class StreamingDataset(Array, IterableDataset[dict[str, Any]]):
         self.sample_ids = sample_ids
         self._check_batches()
 
-        world = World.detect()
-        self._world = world if replication is None else world.replicate(replication)
+        self._world = self._detected_world()
         self.cache_limit = None if cache_limit is None else parse_bytes(cache_limit, name="`cache_limit`")
         wanted = parse_count(epoch_size, name="`epoch_size`") if epoch_size else None
         if wanted is not None and wanted < 0:
@@ -202,6 +203,7 @@ class StreamingDataset(Array, IterableDataset[dict[str, Any]]):
         self._passes = 0  # of this process as a DataLoader worker
         if self.global_batch is not None and self.shuffle_algo == arguments.OUR_ALGORITHM:
             self.epoch_order(0)  # what cannot be batched is refused here, not in a worker
+        self._agreed = self._agree()
 
     # What there is
 
@@ -228,6 +230,7 @@ class StreamingDataset(Array, IterableDataset[dict[str, Any]]):
 
     def __len__(self) -> int:
         """Samples of an epoch on this rank, for the DataLoader."""
+        self.meet_world()
         return self.length
 
     def get_item(self, sample_id: int, retry: int = 7) -> Any:
@@ -310,6 +313,29 @@ class StreamingDataset(Array, IterableDataset[dict[str, Any]]):
         """The place of this rank among those that get different samples."""
         return self._world
 
+    def meet_world(self) -> None:
+        """Look again who this process is: a launcher may have started the other ranks meanwhile.
+
+        Lightning's own does, in `fit`. What can no longer be seen (in a spawned worker, or when
+        `torch.distributed` has ended) changes nothing.
+
+        Raises:
+            UsageError: The ranks' part of `global_batch_size` was another when the dataset was made, or the
+                new world cannot carry the batch.
+        """
+        world = self._detected_world()
+        if world == self._world or world.ranks == 1:
+            return
+        if self.global_batch_size is not None:
+            raise UsageError(
+                f"the dataset was made for {self._world.ranks} ranks, and now there are {world.ranks}",
+                mend="make it after the ranks have been started, or give batch_size, that of a rank",
+            )
+        self._world = world
+        self.length = self._length()
+        self._orders.clear()
+        self.__dict__.pop("_settings", None)
+
     @property
     def loaded_lanes(self) -> int:
         """Canonical lanes of a loaded state; 0 for none."""
@@ -336,7 +362,11 @@ class StreamingDataset(Array, IterableDataset[dict[str, Any]]):
 
         See `Samples` for what the arguments mean.
         """
-        epoch, offset = self._position.begin(generation_of(self))
+        self.meet_world()
+        generation = generation_of(self)
+        if generation is None and not self._agreed:
+            self._agreed = self._agree()
+        epoch, offset = self._position.begin(generation)
         return Samples(self, epoch, offset, batches=batches, packs=packs, files=files)
 
     def plan(self, epoch: int, offset: int) -> Plan:
@@ -451,6 +481,14 @@ class StreamingDataset(Array, IterableDataset[dict[str, Any]]):
 
     # Helpers
 
+    def __getstate__(self) -> dict[str, Any]:
+        self.meet_world()  # a spawned worker has no way to find out
+        return dict(self.__dict__)
+
+    def _detected_world(self) -> World:
+        world = World.detect()
+        return world if self.replication is None else world.replicate(self.replication)
+
     def lookahead(self) -> int:
         """Samples of this rank to fetch ahead: as asked for, or about a block of every lane."""
         if self.predownload is not None:
@@ -481,6 +519,11 @@ class StreamingDataset(Array, IterableDataset[dict[str, Any]]):
     def _check_world(self) -> None:
         if self.global_batch_size is not None:
             check_ranks(self.global_batch_size, self._world.ranks, uneven=self.uneven)
+
+    def _agree(self) -> bool:
+        """Refuse to read other data, or in another order, than other ranks; False if they cannot be asked."""
+        name = digest([[stream.name, stream.split] for stream in self.streams])
+        return check_agreement(name, {"shuffle_seed": self.shuffle_seed, **asdict(self._fingerprint())})
 
     def _length(self) -> int:
         if self.tail == "drop" and self.global_batch is not None:

@@ -66,6 +66,8 @@ class StreamingDataLoader(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch declares a private class
         """The rank's batches of the next epoch, from a loaded position on."""
+        if isinstance(self.dataset, StreamingDataset):
+            self.dataset.meet_world()
         self.num_samples_yielded = self.num_batches_yielded = 0
         self._serial = -1
         for batch in self._batches():
@@ -86,6 +88,11 @@ class StreamingDataLoader(DataLoader[Any]):
         """Go on where `obj` says with the next iteration; see `StreamingDataset.load_state_dict`."""
         if isinstance(self.dataset, StreamingDataset):
             self.dataset.load_state_dict(obj, **options)
+
+    def set_epoch(self, epoch: int) -> None:
+        """See `StreamingDataset.set_epoch`."""
+        if isinstance(self.dataset, StreamingDataset):
+            self.dataset.set_epoch(epoch)
 
     def _consumed(self, dataset: StreamingDataset) -> int:
         """Samples that all ranks have consumed in this pass."""

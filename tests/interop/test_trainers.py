@@ -128,6 +128,20 @@ def test_hugging_faces_trainer_takes_the_dataset_and_resumes(build, expected, tm
     assert again == expected[STEPS + 6 : 2 * STEPS + 4]
 
 
+def test_hugging_faces_trainer_skips_what_our_loader_gave_before(build, expected, tmp_path):
+    """Without a state in the checkpoint the loader is told the epoch, and the Trainer skips."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+
+    class Trainer(transformers.Trainer):
+        def get_train_dataloader(self):
+            return StreamingDataLoader(self.train_dataset, collate_fn=self.data_collator)
+
+    first = hugging_face(tmp_path / "run", build(), STEPS + 6, kind=Trainer)
+    assert first == expected[: STEPS + 6]
+    again = hugging_face(tmp_path / "run", build(), 2 * STEPS + 4, kind=Trainer, resume=True)
+    assert again == expected[STEPS + 6 : 2 * STEPS + 4]
+
+
 def test_hugging_faces_trainer_resumes_by_a_seek(build, expected, tmp_path):
     """With our loader and its state in the checkpoint, nothing is read again."""
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
