@@ -142,7 +142,7 @@ def shard(
     sources, out, recipe = _places(config, places)
     options = {**recipe, **asked, "quiet": quiet or as_json, "task": read_share(task)}
     if dry_run:
-        raise typer.Exit(_dry_run(config, sources, options, as_json))
+        raise typer.Exit(_dry_run(config, sources, out, options, as_json))
     result = _convert(config, sources, out, options)
     if as_json:
         print(json.dumps(_as_json(result), indent=2))
@@ -197,14 +197,26 @@ def _convert(config: Config, sources: list[str], out: str, options: dict[str, An
     return convert(urls, store, storage_options=access, **options)
 
 
-def _dry_run(config: Config, sources: list[str], options: dict[str, Any], as_json: bool) -> int:
+def _dry_run(config: Config, sources: list[str], out: str, options: dict[str, Any], as_json: bool) -> int:
     """Show what would come of it."""
     from datasync.cli.places import locate
+    from shards.appended import NothingNew, read_known
+    from shards.commit import current
     from shards.find import find
     from shards.options import ConvertOptions
+    from shards.outcome import prefix_of
 
+    asked = ConvertOptions(**options)
     urls, access = locate(config, sources)
-    found = find(urls, ConvertOptions(**options), storage_options=access)
+    known = None
+    if asked.append:
+        store = config.resolve(out)
+        known = read_known(store, {split: current(store, prefix_of(split)) for split in asked.split or [""]})
+    try:
+        found = find(urls, asked, storage_options=access, known=known)
+    except NothingNew:
+        print(json.dumps({"files": 0}) if as_json else f"{out} has all files of {', '.join(sources)} already")
+        return 0
     if as_json:
         print(json.dumps(_found_json(found), indent=2))
         return 0

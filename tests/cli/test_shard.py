@@ -318,6 +318,16 @@ def test_small_mistakes_are_answered_with_their_mend(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_dry_run_of_appending_shows_what_is_new(tmp_path: Path, pictures: Path) -> None:
+    assert run("shard", pictures, "out", "-q", cwd=tmp_path).returncode == 0
+    again = run("shard", pictures, "out", "--append", "--dry-run", cwd=tmp_path)
+    assert again.stdout == f"out has all files of {pictures} already\n"
+    (pictures / "new.png").write_bytes(image_bytes(99))
+    (pictures / "new.txt").write_text("new")
+    shown = json.loads(run("shard", pictures, "out", "--append", "--dry-run", "--json", cwd=tmp_path).stdout)
+    assert (shown["files"], shown["notes"]) == (2, ["60 files that the dataset has already left out"])
+
+
 def test_quiet_is_one_line(tmp_path: Path, pictures: Path) -> None:
     done = run("shard", pictures, "out", "-q", cwd=tmp_path)
     assert (done.stderr, done.stdout.count("\n")) == ("", 1)
