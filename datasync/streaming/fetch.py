@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import mmap
 import os
 import threading
 import weakref
@@ -65,6 +66,8 @@ class ShardSource:
         validate_hash (str | None): Which of the index's digests to verify. Default: the cheapest one.
         signed_by (str | None): The public key that must have signed the index; SHA-256 is then verified,
             since whoever can write to the store can make the cheap digests fit. Default: none.
+        version (str | None): The version of the dataset, or its first 8 digits or more. Default: that of the
+            first replica that answers.
         keep_zip (bool): Keep the compressed files in the cache too. Default: ``False``.
         download_retry (int): Rounds over all replicas after the first has failed. Default: ``2``.
         download_timeout (float): Seconds without a byte after which a read is given up, and the least time
@@ -90,6 +93,7 @@ class ShardSource:
         limit_folders: Sequence[Path] = (),
         validate_hash: str | None = None,
         signed_by: str | None = None,
+        version: str | None = None,
         keep_zip: bool = False,
         download_retry: int = 2,
         download_timeout: float = 60.0,
@@ -116,6 +120,7 @@ class ShardSource:
         self.cache_limit = cache_limit
         self.limit_folders = [Path(os.path.abspath(folder)) for folder in limit_folders]
         self.signed_by = signed_by
+        self.version = version
         self.validate_hash = validate_hash if signed_by is None else "sha256"
         self.keep_zip = keep_zip
         self.download_retry = download_retry
@@ -160,9 +165,12 @@ class ShardSource:
                             retry=self.download_retry,
                             timeout=self.download_timeout,
                             signed_by=self.signed_by,
+                            version=self.version,
                         )
                     else:
-                        index = read_local(self.local, self.split, signed_by=self.signed_by)
+                        index = read_local(
+                            self.local, self.split, signed_by=self.signed_by, version=self.version
+                        )
                     self._check_index(index)
                     self._index = index
         return self._index
@@ -226,8 +234,10 @@ class ShardSource:
         if not self.replicas and wanted.compression is None:
             own.only_copy.check(wanted.raw)
             return Shard(own.cache.path(wanted.raw.name), info, allow_unsafe_types=self.allow_unsafe_types)
+        mapped = None
         for _ in range(_GONE_TRIES):
-            mapped = own.cache.open(wanted.raw)
+            if mapped is None:
+                mapped = own.cache.open(wanted.raw)
             if mapped is not None:
                 own.cache.stamps.touch(wanted.raw.name)
                 return Shard(
@@ -237,7 +247,7 @@ class ShardSource:
                     where=own.cache.path(wanted.raw.name),
                 )
             try:
-                self._wait(own, shard, patience)
+                mapped = self._wait(own, shard, patience)
             except OSError as error:
                 if not is_read_only(error):
                     raise
@@ -247,15 +257,18 @@ class ShardSource:
             mend="raise cache_limit, or let fewer jobs share the folder",
         )
 
-    def _wait(self, own: Process, shard: int, patience: Patience) -> None:
-        """Wait until the shard has been brought, by whoever; raises what stopped it."""
+    def _wait(self, own: Process, shard: int, patience: Patience) -> mmap.mmap | None:
+        """Wait until the shard has been brought, by whoever; raises what stopped it.
+
+        Gives the open file where it was brought for a reader.
+        """
         while True:
             flight, mine = own.flights.join(shard)
             if mine:
                 own.flights.start(flight, partial(self._bring, own, flight, urgent=True))
             patience.wait(flight)
             if flight.error is None:
-                return
+                return flight.mapped
             if mine:
                 raise flight.error
             # The prefetch failed or found no room; this reader asks for itself.
@@ -305,7 +318,7 @@ class ShardSource:
             plan = dict(own.plan)
             need = Need(urgent=urgent, plan=plan, place=plan.get(wanted.raw.name, len(plan)))
             try:
-                self._bring_once(own, wanted, need, flight.watch)
+                self._bring_once(own, wanted, need, flight)
                 return
             except FileNotFoundError:
                 # Somebody removed the cache folder under us; it is made again.
@@ -324,9 +337,9 @@ class ShardSource:
                         own.cache.room.make_room(wanted.raw.bytes, need)
                 patience.wait(error)
 
-    def _bring_once(self, own: Process, wanted: Wanted, need: Need, watch: Watch) -> None:
+    def _bring_once(self, own: Process, wanted: Wanted, need: Need, flight: Flight) -> None:
         """Under the lock of this file: take what lies there, else decompress or download it."""
-        raw = wanted.raw
+        raw, watch = wanted.raw, flight.watch
 
         def go_on(seconds: float) -> bool:
             watch.text = f"another process that fetches it ({seconds:.0f} s)"
@@ -335,17 +348,22 @@ class ShardSource:
             return not own.cache.trusted(raw) and seconds < 2 * self.download_timeout
 
         with own.cache.fetching(raw.name, wait=go_on):
-            if own.cache.trusted(raw) or own.cache.adopt(raw):
+            if not (own.cache.trusted(raw) or own.cache.adopt(raw)):
+                self._place(own, wanted, need, watch)
+            if need.urgent:
+                flight.mapped = own.cache.open(raw)
+
+    def _place(self, own: Process, wanted: Wanted, need: Need, watch: Watch) -> None:
+        """Decompress the file that lies in the cache, or download it."""
+        if wanted.compression is not None and os.path.exists(own.cache.path(wanted.stored.name)):
+            if self._unpack(own, wanted, need, watch):
                 return
-            if wanted.compression is not None and os.path.exists(own.cache.path(wanted.stored.name)):
-                if self._unpack(own, wanted, need, watch):
-                    return
-            elif not self.replicas:
-                raise NotFoundError(
-                    f"{own.cache.path(wanted.stored.name)} does not exist, and there is no remote",
-                    mend="name a remote to fetch it from, or restore the file",
-                )
-            self._downloader(own, own.cache).fetch(wanted, need, watch)
+        elif not self.replicas:
+            raise NotFoundError(
+                f"{own.cache.path(wanted.stored.name)} does not exist, and there is no remote",
+                mend="name a remote to fetch it from, or restore the file",
+            )
+        self._downloader(own, own.cache).fetch(wanted, need, watch)
 
     def _unpack(self, own: Process, wanted: Wanted, need: Need, watch: Watch) -> bool:
         """Decompress a compressed file that lies in the cache; False if it is bad and out of the way."""

@@ -8,6 +8,7 @@ say in the log what it waits for (the shard and the replica) when that takes lon
 from __future__ import annotations
 
 import logging
+import mmap
 import threading
 import time
 from collections.abc import Callable
@@ -28,12 +29,15 @@ class Flight:
         watch (Watch): What is being done for it.
         done (threading.Event): Set at the end.
         error (BaseException | None): How it ended.
+        mapped (mmap.mmap | None): The file, open, if a reader asked for it: what is open is not evicted, and
+            between bringing and opening others may need the room.
     """
 
     shard: int
     watch: Watch = field(default_factory=Watch)
     done: threading.Event = field(default_factory=threading.Event)
     error: BaseException | None = None
+    mapped: mmap.mmap | None = None
 
 
 class Flights:

@@ -12,6 +12,7 @@ import pytest
 from datasync.errors import CorruptError, FormatError, NotFoundError, StoreError, TransientError, UsageError
 from datasync.storage.local import LocalStore
 from datasync.streaming.fetch import ShardSource
+from datasync.streaming.flight import Flight, Patience
 from tests.streaming.cachekit import (
     FaultyStore,
     cached_files,
@@ -70,6 +71,19 @@ def test_keep_zip_keeps_the_compressed_file_and_uses_it_again(remote: Path, tmp_
     again = source([FaultyStore(remote, fault=missing)], tmp_path / "local", keep_zip=True)
     assert read_all(again) == list(range(300))
     assert again.stats.total()["shards_fetched"] == 0
+
+
+def test_a_shard_that_others_evict_as_soon_as_it_is_there_is_read(remote, tmp_path, monkeypatch):
+    """A limit that other jobs use up: what is brought for a reader is open before it can be evicted."""
+    wait = Patience.wait
+
+    def evicted_before_it_is_opened(self: Patience, flight: Flight) -> None:
+        wait(self, flight)
+        for path in cached_files(tmp_path / "local"):
+            path.unlink()
+
+    monkeypatch.setattr(Patience, "wait", evicted_before_it_is_opened)
+    assert read_all(source(remote, tmp_path / "local")) == list(range(300))
 
 
 def test_the_second_run_fetches_nothing_and_reads_no_file_twice(remote: Path, tmp_path: Path) -> None:
