@@ -8,8 +8,11 @@ standard error. Errors and their exit codes are those of `shards.errors`.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import errno
 import importlib
+import io
 import logging
 import os
 import signal
@@ -121,10 +124,16 @@ def load_config() -> Config:
 
 def main() -> None:
     """The entry point: run a command, print errors with their mend, exit with their code."""
+    for stream in (sys.stdout, sys.stderr):
+        # What a terminal's character set or UTF-8 cannot hold is escaped, which in JSON is the right way.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = app(args=_globals_first(sys.argv[1:]), prog_name="datasync", standalone_mode=False)
         if code == 128 + signal.SIGINT:  # typer turns Ctrl-C into this code
             raise KeyboardInterrupt
+        if sys.stdout is not None:
+            sys.stdout.flush()  # an exit code is only given for what has been said
     except DatasyncError as error:
         print(f"error: {error}", file=sys.stderr)
         code = error.exit_code
@@ -136,11 +145,34 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         print("interrupted; run the same command again to continue", file=sys.stderr)
         code = 128 + signal.SIGINT
+    except SystemExit as left:
+        gone = isinstance(left.__context__, BrokenPipeError)  # typer's way of saying so
+        code = _reader_gone() if gone else left.code
     except BrokenPipeError:
-        # The reader of our output (head, a closed pager) has gone; that is no failure of ours.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
-    sys.exit(code if isinstance(code, int) else 0)
+        code = _reader_gone()
+    except OSError as error:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.close()  # what it still holds cannot be said either
+        # The machine's, not ours: a full disk behind standard output, a file that may not be written.
+        logging.getLogger(__name__).info("where it was", exc_info=error)
+        print(f"error: {_told(error)}", file=sys.stderr)
+        code = DatasyncError.exit_code
+    sys.exit(code if isinstance(code, int) else 0 if code is None else 1)
+
+
+def _reader_gone() -> int:
+    """The code for a reader of our output (head, a closed pager) that has gone: the rest was not done."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 128 + signal.SIGPIPE
+
+
+def _told(error: OSError) -> str:
+    """What the machine said, about which file."""
+    what = error.strerror or str(error) or type(error).__name__
+    where = "standard output" if error.filename is None and error.errno == errno.ENOSPC else error.filename
+    if where is None:
+        return f"{what}\n  mend: `datasync -v` shows where"
+    return f"{where}: {what}\n  mend: check the place, its permissions and its space, then run again"
 
 
 def _globals_first(arguments: list[str]) -> list[str]:

@@ -76,8 +76,8 @@ class Receipt:
 
 
 def dumps(receipt: Receipt) -> bytes:
-    """The receipt as a JSON document."""
-    return json.dumps(asdict(receipt), indent=1, ensure_ascii=False).encode() + b"\n"
+    """The receipt as a JSON document; what of a path is no Unicode is escaped, as JSON has it."""
+    return json.dumps(asdict(receipt), indent=1, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
 
 
 def parse(data: bytes, *, where: str) -> Receipt:

@@ -4,6 +4,9 @@
     index.json without                kind mds        the index does, with whatever digests it has
     no index.json                     kind tree       a listing does; digests are learnt while copying
 
+What is still being made is none of them: a dataset that is sharded for the first time, and a tree to which a
+replication is under way or was stopped, are refused. Their files look like a tree, and are not what will be.
+
 The result is one table of objects (`plan.schema`). For objects whose SHA-256 is not known beforehand, the
 source's own tag is kept: where an earlier receipt recorded the same tag, the digest is known again without
 reading the object, and the reading itself is pinned to the tag.
@@ -19,11 +22,20 @@ from typing import TYPE_CHECKING, Any
 
 from datasync.errors import FormatError, NotFoundError, StoreError, UsageError
 from datasync.ops.receipts import Receipt
-from datasync.replicate.layout import INDEX, check_data_key, is_internal, origin_key
+from datasync.replicate.layout import (
+    INDEX,
+    JOURNAL,
+    LEASE,
+    RECEIPT,
+    check_data_key,
+    is_internal,
+    origin_key,
+)
 from datasync.replicate.limits import identity
 from datasync.replicate.plan import schema
 from datasync.replicate.retry import RETRY_SECONDS, retrying
 from datasync.storage.base import ObjectInfo, Store
+from shards.journal import JOBS
 from shards.manifest import Manifest, manifest_key
 from shards.manifest import schema as manifest_schema
 
@@ -89,7 +101,8 @@ def describe(
     Raises:
         NotFoundError: Nothing is there.
         FormatError: The index or the manifest is damaged, or names keys that leave the dataset.
-        StoreError: The listing could not be completed: a partial listing is never taken for a whole one.
+        StoreError: The listing could not be completed: a partial listing is never taken for a whole one. Or
+            what is there is unfinished.
     """
     if as_tree:
         return _tree(store, name, retry_seconds)
@@ -251,6 +264,7 @@ def _tree(store: Store, name: str, retry_seconds: float) -> Catalog:
             f"there is no {name} at {store.url}",
             mend=error.mend or "check the name and the cluster (datasync status)",
         ) from None
+    _check_finished(store, name, [info.key for info in listed])
     if not found:
         raise NotFoundError(
             f"there is nothing at {store.url}",
@@ -277,6 +291,40 @@ def _tree(store: Store, name: str, retry_seconds: float) -> Catalog:
         schema=schema(),
     )
     return Catalog(name=name, kind=TREE, store=store, table=table)
+
+
+def _check_finished(store: Store, name: str, keys: list[str]) -> None:
+    """A place where a run of this tool has begun and not ended holds no tree.
+
+    Raises:
+        StoreError: It is being sharded, or it is a copy that is not whole.
+    """
+    own = {key for key in keys if is_internal(key)}
+    begun = {key.split("/")[2] for key in own if key.startswith(JOBS)}
+    published = any(key == INDEX or key.endswith(f"/{INDEX}") for key in keys)
+    if not published and any(f"{JOBS}{job}/done.json" not in own for job in begun):
+        raise StoreError(
+            f"{name} at {store.url} is not finished: datasync shard has begun there and published nothing",
+            mend="run that datasync shard again until it ends (or datasync merge), then this",
+        )
+    copied = RECEIPT in own
+    if any(key.startswith(JOURNAL) for key in own) or (LEASE in own and (not copied or _at_work(store))):
+        raise StoreError(
+            f"{name} at {store.url} is not finished: a replication to it is under way or was stopped",
+            mend="run that replication again until it ends, or copy from another place (--from); if it was"
+            " given up and these files are right, remove _datasync/ there",
+        )
+
+
+def _at_work(store: Store) -> bool:
+    """Whether a run that writes holds the lease, or held it when it was killed."""
+    from datasync.replicate.lease import Record
+
+    try:
+        record = Record.parse(retrying(lambda: store.read(LEASE)), where=f"{store.url}/{LEASE}")
+    except NotFoundError:
+        return False
+    return record.holder is not None and record.holder.command.startswith(("replicate ", "repair "))
 
 
 def tag_of(store: Store, info: ObjectInfo) -> str | None:

@@ -8,6 +8,7 @@ step the cheapest pair of a place that has the dataset and a place that lacks it
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,6 +20,8 @@ from datasync.replicate.run import ALREADY, PUBLISHED, Options, Outcome, Stop, r
 
 if TYPE_CHECKING:
     from datasync.config import Config
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +129,11 @@ def _rates(target: Target) -> Mapping[str, float]:
     """Bytes a second at which each destination was fed last, where that is known."""
     found = {}
     for place, store in target.to.items():
-        rate = receipts.rate(receipts.read(store))
+        try:
+            rate = receipts.rate(receipts.read(store))
+        except DatasyncError as error:  # of a place that is dead, its own turn will tell
+            log.info("the last rate at %s is not known: %s", place, error.message)
+            continue
         if rate:
             found[place] = rate
     return found

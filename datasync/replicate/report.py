@@ -110,4 +110,6 @@ def exit_code(outcomes: list[Outcome], *, stopped: int) -> int:
         return failures[0]
     if any(outcome.state == STOPPED for outcome in outcomes):
         return stopped
-    return 75 if codes else 0
+    if codes:
+        return 75
+    return 1 if any(outcome.state == FAILED for outcome in outcomes) else 0

@@ -257,6 +257,8 @@ class _Run:
             from datasync.ops.signatures import check_signature
 
             self.signature = check_signature(self.source, catalog.index, self.options.require_signature)
+        if catalog.kind == TREE:
+            self._check_apart()
         if self.options.dry_run:
             self._plan_only(catalog)
             return
@@ -272,6 +274,17 @@ class _Run:
         finally:
             for destination in opened:
                 destination.close()
+
+    def _check_apart(self) -> None:
+        """A tree is not copied into itself, where each run would copy what the last one made."""
+        endpoint, root = identity(self.source)
+        for place, store in self.to.items():
+            there, inner = identity(store)
+            if there == endpoint and inner.startswith(f"{root.rstrip('/')}/"):
+                raise UsageError(
+                    f"{self.name}: {place} lies inside the source {self.source.url}",
+                    mend="choose a destination beside it",
+                )
 
     def _plan_only(self, catalog: Catalog) -> None:
         for place, store in self.to.items():
@@ -365,14 +378,21 @@ class _Run:
             outcome.to_delete = len(deletable(destination, catalog, max_delete=self.options.max_delete))
 
     def _guarded(self, destination: Destination, step: Callable[[], None]) -> bool:
-        """Run one step of one destination; its failure is that destination's alone."""
+        """Run one step of one destination; its failure, of whatever kind, is that destination's alone."""
         try:
             step()
+            return True
         except DatasyncError as error:
-            destination.lane.fail(error)
-            self.outcomes[destination.name].error = error
-            return False
-        return True
+            failure = error
+        except Exception as error:  # a defect must not pass for success because a thread ended with it
+            log.exception("%s: %s", destination.name, self.name)
+            failure = StoreError(
+                f"{self.name} on {destination.name}: {type(error).__name__}: {error}; nothing is proven",
+                mend="run again; if it stays, report it with what is logged above",
+            )
+        destination.lane.fail(failure)
+        self.outcomes[destination.name].error = failure
+        return False
 
     def _group(self, group: list[Destination], catalog: Catalog) -> None:
         """Bring destinations that keep step to their end; who lags gets a thread of its own."""

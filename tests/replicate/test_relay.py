@@ -40,3 +40,16 @@ def test_the_home_is_read_once_where_reading_it_costs(tmp_path):
         )
     receipt = (tmp_path / "c" / "emoji" / "_datasync" / "receipt.json").read_text()
     assert str(tmp_path / "b" / "emoji") in receipt  # fed by b, not by the home
+
+
+def test_a_dead_destination_does_not_end_the_relay(tmp_path):
+    (tmp_path / "datasync.toml").write_text(
+        '[clusters.home]\nurl = "home"\n[clusters.b]\nurl = "b"\n[datasets.emoji]\nhome = "home"\n'
+        '[clusters.dead]\nurl = "s3://bucket"\nendpoint = "http://127.0.0.1:1"\nanonymous = true\n'
+    )
+    make_dataset(LocalStore(tmp_path / "home" / "emoji"))
+    relay = ("replicate", "emoji", "--to", "dead,b", "--relay", "--retry-for", "1s")
+    assert "by relay: home → dead, home → b" in datasync(*relay, "--dry-run", cwd=tmp_path, check=1).stdout
+    done = datasync(*relay, "-q", cwd=tmp_path, check=1)
+    assert "nothing listens at" in done.stderr
+    assert data_of(LocalStore(tmp_path / "b" / "emoji")) == data_of(LocalStore(tmp_path / "home" / "emoji"))
