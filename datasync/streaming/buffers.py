@@ -42,3 +42,29 @@ class Buffers:
 
     def __reduce__(self) -> tuple[type[Buffers], tuple[()]]:
         return Buffers, ()
+
+
+class _Shared(np.ndarray[Any, Any]):
+    """An array over the memory of a tensor, which it remembers."""
+
+    tensor: Any = None
+
+
+def shared_array(shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """A uint8 array in memory that another process can be handed without a copy, as PyTorch collates in."""
+    import torch
+
+    storage = torch.UntypedStorage._new_shared(math.prod(shape), device="cpu")
+    tensor = torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)
+    array: _Shared = tensor.numpy().view(_Shared)
+    array.tensor = tensor
+    return array
+
+
+def tensor_of(array: np.ndarray[Any, Any]) -> Any:
+    """The tensor over an array's memory."""
+    import torch
+
+    return (
+        array.tensor if isinstance(array, _Shared) and array.tensor is not None else torch.from_numpy(array)
+    )

@@ -84,6 +84,8 @@ class StreamingDataset(Array, IterableDataset[dict[str, Any]]):
         dataset (str | None): Ours: the name of a dataset at the configured clusters.
         clusters (Sequence[str] | None): Ours: which of them to read from, the preferred first.
         config (str | None): Ours: the configuration file.
+        version (str | None): Ours: the version to read, or its first 8 digits or more. Default: that of the
+            first replica that answers.
         global_batch_size (int | None): Ours: samples of all ranks' batches, instead of `batch_size`.
         uneven (bool): Ours: allow ranks that do not divide the global batch; some get a sample more.
         tail (str): Ours: the samples that do not fill a global batch: ``pad``, ``drop``, ``uneven``,
@@ -124,6 +126,7 @@ class StreamingDataset(Array, IterableDataset[dict[str, Any]]):
         dataset: str | None = None,
         clusters: Sequence[str] | None = None,
         config: str | os.PathLike[str] | None = None,
+        version: str | None = None,
         global_batch_size: int | None = None,
         uneven: bool = False,
         tail: str = "pad",
@@ -176,6 +179,8 @@ class StreamingDataset(Array, IterableDataset[dict[str, Any]]):
                 "a dataset has neither `streams` nor `remote`, `local` or `dataset`, or both",
                 mend="give streams, or one dataset",
             )
+        if streams and version is not None:
+            raise UsageError("`version` is that of one dataset", mend="give each stream its version")
         default = {
             "split": split,
             "download_retry": download_retry,
@@ -188,6 +193,8 @@ class StreamingDataset(Array, IterableDataset[dict[str, Any]]):
             place = {"remote": remote, "local": local, **default}
             if dataset is not None:
                 place |= {"dataset": dataset, "clusters": clusters, "config": config}
+            if version is not None:
+                place["version"] = version
             streams = [streams_registry[stream_name](**{**(stream_config or {}), **place})]
         self.streams: list[Stream] = list(streams)
         for stream in self.streams:

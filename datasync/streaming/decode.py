@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 import threading
 import time
 from collections import deque
@@ -34,7 +35,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from datasync.errors import FormatError, UsageError
-from datasync.streaming.buffers import Buffers
+from datasync.streaming.buffers import Buffers, shared_array
 from datasync.streaming.clips import Clip, decode_audio, decode_video
 from datasync.streaming.images import (
     MODES,
@@ -223,8 +224,15 @@ class Decoder:
                 if isinstance(how, Image) and how.to != "pil" and name in samples[0]:
                     with _naming(name, 0):
                         shape = pixels_shape(samples[0][name], how.mode)
-                    rooms[name] = self._buffers.take((len(samples), *shape))
+                    rooms[name] = self._room((len(samples), *shape), how.to)
         return _Job(decode=self._one, samples=samples, rooms=rooms, results=[None] * len(samples))
+
+    def _room(self, shape: tuple[int, ...], to: str) -> Pixels:
+        """Memory for a batch; in a DataLoader worker, memory that the rank gets without a copy."""
+        module = sys.modules.get("torch.utils.data")
+        if to == "tensor" and module is not None and module.get_worker_info() is not None:
+            return shared_array(shape)
+        return self._buffers.take(shape)
 
     def _finished(self, job: _Job, futures: Sequence[Future[None]]) -> Any:
         """The batch of a job, once all threads have left it."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from datasync.errors import UsageError
+from datasync.streaming.buffers import tensor_of
 from shards.media import MediaError, check_pixels, image_size
 
 if TYPE_CHECKING:
@@ -94,9 +95,7 @@ def pixels_shape(value: Any, mode: str) -> tuple[int, ...]:
 
 def as_tensor(pixels: Pixels) -> Any:
     """Pixels of one image, or of a batch, as a tensor with its channels before height and width."""
-    import torch
-
-    tensor = torch.from_numpy(pixels)
+    tensor = tensor_of(pixels)
     if pixels.shape[-1] in (3, 4) and pixels.ndim > 2:
         return tensor.movedim(-1, -3)
     return tensor.unsqueeze(-3)

@@ -50,12 +50,14 @@ def index_key(split: str | None) -> str:
     return f"{split}/{BASENAME}" if split else BASENAME
 
 
-def read_local(root: Path, split: str | None, *, signed_by: str | None = None) -> Index:
+def read_local(
+    root: Path, split: str | None, *, signed_by: str | None = None, version: str | None = None
+) -> Index:
     """The index of a dataset that has no replica.
 
     Raises:
         CorruptError: It is not signed by `signed_by`.
-        NotFoundError: There is none.
+        NotFoundError: There is none, or it is of another version.
         FormatError: It is no index.
     """
     path = os.path.join(root, index_key(split))
@@ -68,7 +70,9 @@ def read_local(root: Path, split: str | None, *, signed_by: str | None = None) -
         ) from error
     if signed_by is not None:
         _check_signature(LocalStore(root), split, data, signed_by)
-    return Index.parse(data, where=path)
+    index = Index.parse(data, where=path)
+    _check_version(index, version, where=path)
+    return index
 
 
 def load_index(
@@ -79,6 +83,7 @@ def load_index(
     retry: int,
     timeout: float,
     signed_by: str | None = None,
+    version: str | None = None,
 ) -> Index:
     """The index of a dataset that has replicas.
 
@@ -90,13 +95,15 @@ def load_index(
         timeout (float): Seconds for one read, and the least time for which failures that can pass are
             retried.
         signed_by (str | None): The public key that must have signed it. Default: none.
+        version (str | None): The version it must be; a replica that has another one is passed over. Default:
+            that of the first replica that answers.
 
     Raises:
         CorruptError: No replica has one that this key has signed.
         FormatError: What is there is no index.
-        StoreError: No replica has one that can be read.
+        StoreError: No replica has one that can be read; NotFoundError if it is the version that none has.
     """
-    kept = _Kept(root, split, signed_by)
+    kept = _Kept(root, split, signed_by, version)
     deadline = time.monotonic() + timeout
     rounds = 0
     with kept.lock(timeout):
@@ -128,12 +135,13 @@ def load_index(
 class _Kept:
     """The copy of an index in the cache, and a note of whose copy it is."""
 
-    def __init__(self, root: Path, split: str | None, signed_by: str | None) -> None:
+    def __init__(self, root: Path, split: str | None, signed_by: str | None, version: str | None) -> None:
         key = index_key(split)
         self.path = os.path.join(root, key)
         self._key = key
         self._split = split
         self._signed_by = signed_by
+        self._version = version
         self._own = os.path.join(root, FOLDER)
         self._note = os.path.join(self._own, f"index-{encoded(key)}.json")
 
@@ -162,6 +170,7 @@ class _Kept:
         if self._signed_by is not None:
             signature = _check_signature(store, self._split, data, self._signed_by).decode()
         index = Index.parse(data, where=f"{store.url}/{self._key}")
+        _check_version(index, self._version, where=f"{store.url}/{self._key}")
         with contextlib.suppress(
             OSError
         ):  # a cache that cannot be written only costs the next reader a fetch
@@ -181,7 +190,8 @@ class _Kept:
             return None
         if hashlib.sha256(data).hexdigest() != note.get("sha256") or not self._is_signed(data, note):
             return None
-        return Index.parse(data, where=self.path)
+        index = Index.parse(data, where=self.path)
+        return index if self._version is None or is_version(index, self._version) else None
 
     def _is_signed(self, data: bytes, note: dict[str, object]) -> bool:
         """Whether the copy carries the signature that it must have."""
@@ -209,6 +219,20 @@ class _Kept:
         _replace(self.path, data)
         note["sha256"] = hashlib.sha256(data).hexdigest()
         _replace(self._note, json.dumps(note).encode())
+
+
+def is_version(index: Index, version: str) -> bool:
+    """Whether `version` is the beginning of the dataset's version or of its index's fingerprint."""
+    return index.fingerprint.startswith(version) or str(index.extra.get("version", "")).startswith(version)
+
+
+def _check_version(index: Index, version: str | None, *, where: str) -> None:
+    if version is not None and not is_version(index, version):
+        has = index.extra.get("version") or index.fingerprint
+        raise NotFoundError(
+            f"{where} has version {str(has)[:12]}, not version {version[:12]}",
+            mend="wait until a replica has it (datasync wait), or name a version that one has",
+        )
 
 
 def _check_signature(store: Store, split: str | None, data: bytes, public: str) -> bytes:

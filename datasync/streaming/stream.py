@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,8 @@ class Stream:
         clusters (Sequence[str] | None): Which clusters to read it from, the preferred one first. Default:
             every one that has it.
         config (str | None): The configuration file. Default: found in the usual places.
+        version (str | None): The version of the dataset, or its first 8 digits or more: a replica that has
+            another one is passed over. Default: that of the first replica that answers.
 
     Raises:
         UsageError: Arguments exclude each other or cannot be.
@@ -74,12 +77,14 @@ class Stream:
         dataset: str | None = None,
         clusters: Sequence[str] | None = None,
         config: str | os.PathLike[str] | None = None,
+        version: str | None = None,
     ) -> None:
         self.remote = remote
         self.split = split or ""
         self.dataset = dataset
         self.clusters = clusters
         self.config = config
+        self.version = version
         self.download_retry = download_retry
         self.download_timeout = download_timeout
         self.validate_hash = validate_hash
@@ -92,6 +97,10 @@ class Stream:
         _check(
             download_timeout is None or download_timeout > 0,
             f"`download_timeout` {download_timeout} is not positive",
+        )
+        _check(
+            version is None or re.fullmatch("[0-9a-f]{8,64}", version) is not None,
+            f"`version` {version!r} is not 8 to 64 hexadecimal digits",
         )
         weights = {"proportion": proportion, "repeat": repeat, "choose": choose}
         self.weight = {name: value for name, value in weights.items() if value is not None}
@@ -159,6 +168,7 @@ class Stream:
             limit_folders=limit_folders,
             validate_hash=self.validate_hash,
             signed_by=self._signed_by(),
+            version=self.version,
             keep_zip=bool(self.keep_zip),
             download_retry=2 if self.download_retry is None else self.download_retry,
             download_timeout=60.0 if self.download_timeout is None else self.download_timeout,
