@@ -92,6 +92,7 @@ def find(
         left_out = len(files) - len(new)
         notes = (f"{left_out:,} files that the dataset has already left out",) if left_out else ()
         files = replace(new, notes=(*files.notes, *notes))
+    _check_options(kind, options)
     opened = kind(files, options.source_options())
     sizes = np.fromiter((task.bytes for task in opened.tasks()), np.int64)
     if not len(sizes):
@@ -124,8 +125,30 @@ def find(
     )
 
 
+def _check_options(kind: type[Source], options: ConvertOptions) -> None:
+    """Refuse an option that this kind of source would not look at."""
+    usual = ConvertOptions()
+    for name in ("caption", "delimiter", "encoding", "lines"):
+        if getattr(options, name) != getattr(usual, name) and name not in kind.takes:
+            raise UsageError(
+                f"--{name} is not for {kind.name}", mend="leave it out, or name another kind with --format"
+            )
+
+
+def _check_media(schema: Schema, options: ConvertOptions) -> None:
+    """Refuse an option about media that there is not."""
+    kinds = {column.media for column in schema.columns}
+    for name, media_kind in (("max_image_size", "image"), ("image_format", "image"), ("resample", "audio")):
+        if getattr(options, name) is not None and media_kind not in kinds:
+            raise UsageError(
+                f"--{name.replace('_', '-')}: no column is {media_kind}",
+                mend="leave it out, or look at the columns with --dry-run",
+            )
+
+
 def _final(schema: Schema, options: ConvertOptions) -> Schema:
     """The schema with the columns that are made and not read."""
+    _check_media(schema, options)
     if options.image_format is not None:
         encoding = "png" if options.image_format == "png" else "jpeg"
         schema = Schema(

@@ -138,6 +138,10 @@ class ConvertOptions:
             raise UsageError(
                 f"--delimiter is {self.delimiter!r}", mend="give one character; a tab is $'\\t' in a shell"
             )
+        if self.eos is not None and self.tokenizer is None:
+            raise UsageError("--eos needs --tokenizer", mend="name one: --tokenizer bytes")
+        if self.key is not None and not self.split:
+            raise UsageError("--key needs --split", mend="write --split train=0.98,val=0.02")
         if self.append and self.overwrite:
             raise UsageError("--append and --overwrite exclude each other", mend="choose one")
         parse_split(self.split)

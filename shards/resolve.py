@@ -86,6 +86,10 @@ class Resolver:
     def _finish(self, row: Row | Bad, futures: dict[str, Future[bytes | Exception]]) -> Row | Bad:
         if isinstance(row, Bad):
             return row
+        for name in self.columns:
+            value = row.values.get(name)
+            if value is not None and not isinstance(value, str | bytes):
+                return self._refuse(f"the column {name!r} names no file, it is {type(value).__name__}", row)
         found = {name: future.result() for name, future in futures.items()}
         problem = next((value for value in found.values() if isinstance(value, Exception)), None)
         if problem is not None:

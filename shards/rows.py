@@ -110,6 +110,10 @@ class Rows:
             if not isinstance(values, Mapping):
                 yield _bad(f"the transform gave {type(values).__name__}, not a row", row)
                 return
+            strange = next((name for name in values if not isinstance(name, str)), "")
+            if strange != "":
+                yield _bad(f"the transform gave a column called {strange!r}, which is no text", row)
+                return
             key = row.key if len(several) == 1 or row.key is None else f"{row.key}#{number}"
             yield row._replace(values=dict(values), key=key)
 
@@ -191,14 +195,19 @@ def _bad(why: str, row: Row) -> Bad:
 
 def _describe(values: Mapping[str, Any]) -> bytes:
     """A row for the quarantine, as JSON, as far as it is small."""
-    text = json.dumps(json_safe({name: _short(value) for name, value in values.items()}), default=str)
+    text = json.dumps({str(name): _short(value) for name, value in values.items()})
     return text.encode(errors="replace")[:_KEPT]
 
 
 def _short(value: Any) -> Any:
     if isinstance(value, bytes):
         return f"<{len(value):,} bytes>"
-    return value[:256] if isinstance(value, str) else value
+    if isinstance(value, str):
+        return value[:256]
+    try:
+        return json_safe(value)
+    except ValueError:
+        return f"<{type(value).__name__}>"
 
 
 def _as_rows(item: Item) -> Iterator[Row | Bad]:
@@ -368,6 +377,11 @@ def json_safe(value: Any) -> Any:
         return base64.b64encode(value).decode()
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
+    if isinstance(value, set | frozenset):
+        return sorted(map(json_safe, value), key=repr)  # the order of a set is another in every process
+    kind: Any = type(value)
+    if (kind.__str__, kind.__repr__) == (object.__str__, object.__repr__):
+        raise ValueError(f"a value of type {kind.__name__} has no place in JSON")
     return str(value)
 
 

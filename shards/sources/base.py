@@ -138,6 +138,7 @@ class Source(ABC):
     marked: ClassVar[bool] = False  # whether `claims` goes by more than extensions, and settles it
     checks: ClassVar[bool] = False  # whether `read` has checked the media that it yields
     textual: ClassVar[bool] = False  # whether all values are text, and numbers are to be found in it
+    takes: ClassVar[frozenset[str]] = frozenset()  # of `caption delimiter encoding lines`, those it looks at
 
     def __init__(self, files: FileList, options: SourceOptions) -> None:
         self.files = files

@@ -33,6 +33,7 @@ class Delimited(Source):
     summary = "CSV and TSV (.csv .tsv .tab), also gz, bz2, zst, xz"
     extensions = frozenset({".csv", ".tsv", ".tab"})
     textual = True
+    takes = frozenset({"delimiter", "encoding"})
 
     def __init__(self, files: FileList, options: SourceOptions) -> None:
         super().__init__(files, options)

@@ -198,7 +198,8 @@ def list_files(sources: str | Sequence[str], *, storage_options: Mapping[str, An
     Raises:
         UsageError: A source does not exist or holds no files.
     """
-    wanted = list(_expand([sources] if isinstance(sources, str) else sources))
+    asked = [sources] if isinstance(sources, str) else sources
+    wanted = [source.removeprefix("file://") for source in _expand(asked)]
     options = dict(storage_options or {})
     if any("://" in source for source in wanted):
         found, notes = _list_remote(wanted, options)
@@ -240,7 +241,7 @@ def _list_local(sources: Sequence[str]) -> tuple[Found, list[str]]:
     found: Found = []
     left_out: dict[str, int] = {}
     for source in sources:
-        path = os.path.abspath(source.removeprefix("file://"))
+        path = os.path.abspath(source)
         matches = (
             [path] if os.path.lexists(path) else sorted(globbing.glob(path, recursive=True), key=os.fsencode)
         )

@@ -65,6 +65,7 @@ class MediaFolder(Source):
     kind: ClassVar[str]
     marked = True
     checks = True
+    takes = frozenset({"caption"})
 
     def __init__(self, files: FileList, options: SourceOptions) -> None:
         super().__init__(files, options)

@@ -32,6 +32,7 @@ class Text(Source):
     name = "text"
     summary = "plain text and Markdown (.txt .md .text .rst), also compressed"
     extensions = frozenset({".txt", ".md", ".text", ".rst", ".markdown"})
+    takes = frozenset({"encoding", "lines"})
 
     def tasks(self) -> Iterator[Task]:
         files, target = self.mine(), self.options.target_bytes

@@ -12,6 +12,7 @@ import lzma
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -320,6 +321,14 @@ def test_columns_are_selected_dropped_renamed_and_given(tmp_path: Path) -> None:
         ({"on_error": "ignore"}, "--on-error"),
         ({"task": (3, 3)}, "--task"),
         ({"key": "nokey", "split": {"a": 0.5, "b": 0.5}}, "nokey"),
+        ({"key": "id"}, "--key needs --split"),
+        ({"eos": 3}, "--eos needs --tokenizer"),
+        ({"delimiter": ";"}, "--delimiter is not for jsonl"),
+        ({"encoding": "latin-1"}, "--encoding is not for jsonl"),
+        ({"lines": True}, "--lines is not for jsonl"),
+        ({"caption": "x"}, "--caption is not for jsonl"),
+        ({"resample": 8000}, "--resample: no column is audio"),
+        ({"max_image_size": 9}, "--max-image-size: no column is image"),
     ],
 )
 def test_a_wrong_option_is_refused_before_anything_is_written(tmp_path: Path, options, message: str) -> None:
@@ -418,6 +427,20 @@ def test_a_transform_maps_filters_and_splits_rows(tmp_path: Path, monkeypatch: p
     assert rows(tmp_path / "out") == [
         {"n": row["id"], "part": part} for row in made if row["id"] % 2 == 0 for part in ("x", "y")
     ]
+
+
+def test_what_a_transform_may_not_give_is_a_bad_row_that_says_so(tmp_path: Path) -> None:
+    jsonl(tmp_path / "a.jsonl", 6)
+    odd = [5, {1: 2}, {"id": object()}, [{"id": 0}, "x"], {"id": {"b", "a", "c"}}, None]
+
+    def change(row: dict[str, Any]) -> Any:
+        return odd[row["id"]]
+
+    result = convert(tmp_path / "a.jsonl", tmp_path / "out", transform=change, on_error="skip", workers=1)
+    assert [row["id"] for row in rows(tmp_path / "out")] == [0, ["a", "b", "c"]]
+    reasons = [row["reason"] for row in rows(result.quarantine)]
+    for reason, said in zip(reasons, ("int", "is no text", "no place in JSON", "gave str"), strict=True):
+        assert said in reason
 
 
 def test_a_local_sink_keeps_conditions(tmp_path: Path) -> None:
