@@ -123,13 +123,13 @@ def shard(
     Run it again after any interruption: it goes on where it stopped, and the result has the same bytes.
 
     \b
-      datasync shard photos/ datasets/photos                  images, captions beside or in metadata.jsonl
-      datasync shard photos/ datasets/photos --dry-run        what would come of it
-      datasync shard 'crawl/*.jsonl.zst' cluster-a:crawl      JSON Lines straight to a cluster, or s3://bucket/crawl
+      datasync shard photos/ datasets/photos              images and captions
+      datasync shard photos/ datasets/photos --dry-run    what would come of it
+      datasync shard 'crawl/*.jsonl.zst' cluster-a:crawl  or s3://bucket/crawl
       datasync shard books/ datasets/books --tokenizer bytes --seq-len 2048
-      datasync shard table.csv datasets/table --split train=0.98,val=0.02 --on-error skip
-      datasync shard photos/ datasets/photos --append         what is new in photos/
-      datasync shard photos                                   a recipe of datasync.toml
+      datasync shard t.csv datasets/t --split train=0.9,val=0.1 --on-error skip
+      datasync shard photos/ datasets/photos --append     what is new in photos/
+      datasync shard photos                               a recipe in the config
 
     Exit code 3: done, but rows were skipped into the quarantine (--on-error skip).
     """

@@ -246,25 +246,26 @@ def test_the_examples_of_the_help_work_when_pasted(tmp_path: Path, pictures: Pat
     (tmp_path / "crawl" / "a.jsonl.zst").write_bytes(zstandard.compress(lines))
     (tmp_path / "books").mkdir()
     (tmp_path / "books" / "a.txt").write_text("words " * 2000)
-    (tmp_path / "table.csv").write_text("a,b\n" + "".join(f"{n},x\n" for n in range(200)) + "broken\n")
+    (tmp_path / "t.csv").write_text("a,b\n" + "".join(f"{n},x\n" for n in range(200)) + "broken\n")
     (tmp_path / "datasync.toml").write_text(
         '[clusters.cluster-a]\nurl = "a"\n[datasets.photos]\nsource = "photos"\nhome = "cluster-a"\n'
     )
     shown = run("shard", "--help", cwd=tmp_path).stdout
     examples = [line.strip() for line in shown.splitlines() if line.strip().startswith("datasync shard ")]
     assert len(examples) == 7
+    assert max(map(len, shown.splitlines())) <= 80
     for number, example in enumerate(examples):
         if "--append" in example:
             (tmp_path / "photos" / "new.png").write_bytes(image_bytes(99))
             (tmp_path / "photos" / "new.txt").write_text("new")
-        typed = re.split(r"\s{3,}", example)[0].removeprefix("datasync ")
+        typed = re.split(r"\s{2,}", example)[0].removeprefix("datasync ")
         result = run(*shlex.split(typed), cwd=tmp_path)
         assert result.returncode == (3 if "--on-error" in typed else 0), (number, example, result.stderr)
     assert len(rows(tmp_path / "datasets" / "photos")) == 31
     assert len(rows(tmp_path / "a" / "crawl")) == 20
     assert len(rows(tmp_path / "datasets" / "books")) == 6
     assert len(rows(tmp_path / "a" / "photos")) == 31
-    assert sum(len(rows(tmp_path / "datasets" / "table" / split)) for split in ("train", "val")) == 200
+    assert sum(len(rows(tmp_path / "datasets" / "t" / split)) for split in ("train", "val")) == 200
 
 
 def test_what_to_do_next_is_said_and_works(tmp_path: Path, pictures: Path) -> None:
