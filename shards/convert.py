@@ -15,6 +15,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,7 @@ class _Run:
         """Run what is not finished yet; where rows are shuffled, in two rounds."""
         found, options = self._found, self._options
         description = self._begin()
+        self._journal.keep_files(partial(appended.identities, found.files))
         buckets = self._buckets
         job = Job(
             name=self._name,
@@ -282,7 +284,7 @@ class _Run:
             "first": self._first_ordinal(),
         }
         self._journal.drop()
-        self._journal.begin(description, appended.identities(self._found.files))
+        self._journal.begin(description)
         return description
 
     def _check_destination(self) -> None:

@@ -14,7 +14,7 @@ are stored, in one write, so a task is finished or it never was (invariant 9).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -38,10 +38,17 @@ class Journal:
         self.job = job
         self._folder = f"{JOBS}{job}/"
 
-    def begin(self, description: dict[str, Any], files: bytes) -> None:
-        """Write down what the job is, and what it reads."""
-        self._sink.write(f"{self._folder}files", files)
+    def begin(self, description: dict[str, Any]) -> None:
+        """Write down what the job is."""
         self._write("job.json", description)
+
+    def keep_files(self, files: Callable[[], bytes]) -> None:
+        """Write down what it reads, unless that has been done."""
+        key = f"{self._folder}files"
+        try:
+            self._sink.stat(key)
+        except NotFoundError:
+            self._sink.write(key, files())
 
     def description(self) -> dict[str, Any] | None:
         """What `begin` wrote; None if there is no such job."""
