@@ -299,7 +299,7 @@ class _Run:
                 continue
             if self._options.append:
                 there, ours = before.index.columns, self._found.schema.encodings
-                if there != ours:
+                if len(before.index.shards) and there != ours:
                     raise UsageError(
                         f"the dataset at {where} has {_list(there)}, the source has {_list(ours)}",
                         mend="choose with --columns, --select and --rename until they are the same",

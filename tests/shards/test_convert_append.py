@@ -52,6 +52,15 @@ def test_appending_a_part_of_what_a_metadata_file_names_is_refused(tmp_path: Pat
         convert(folder, tmp_path / "out", append=True)
 
 
+def test_a_split_that_has_no_rows_yet_is_appended_to(tmp_path: Path) -> None:
+    shares = {"train": 0.999999, "val": 0.000001}
+    jsonl(tmp_path / "a.jsonl", 3)
+    jsonl(tmp_path / "b.jsonl", 2)
+    convert(tmp_path / "a.jsonl", tmp_path / "out", split=shares)
+    convert(tmp_path / "b.jsonl", tmp_path / "out", split=shares, append=True)
+    assert [len(rows(tmp_path / "out" / split)) for split in shares] == [5, 0]
+
+
 def test_what_an_overwritten_dataset_had_is_new_to_the_next(tmp_path: Path) -> None:
     jsonl(tmp_path / "a.jsonl", 10)
     second = jsonl(tmp_path / "b.jsonl", 5)
