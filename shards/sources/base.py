@@ -175,8 +175,12 @@ class Source(ABC):
         return set()
 
     def notes(self) -> list[str]:
-        """Remarks for the summary: what was left out, and why. Known once `tasks` has been read."""
-        return []
+        """Remarks for the summary: what was left out, and why. Known once `tasks` has been read.
+
+        Default: how many files are not ours, where a kind goes by extensions.
+        """
+        others = 0 if self.marked else len(self.files) - len(self.mine())
+        return [f"{others:,} files of other kinds left out"] if others else []
 
     def mine(self) -> FileList:
         """The files with an extension of ours; where none has one, all: the user named the format."""

@@ -407,6 +407,14 @@ def test_a_readme_beside_a_corpus_is_no_corpus(tmp_path: Path) -> None:
     assert detect(list_files(str(tmp_path / "in"))).name == "jsonl"
 
 
+def test_files_of_other_kinds_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for name in ("a.jsonl", "b.bin", "c.pdf", "README.md"):
+        (tmp_path / "in" / name).write_text('{"a": 1}\n')
+    result = convert(tmp_path / "in", tmp_path / "out")
+    assert (result.rows, result.notes) == (1, ("3 files of other kinds left out",))
+
+
 def test_several_kinds_of_files_are_not_guessed_at(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.csv").write_text("a\n1\n")
