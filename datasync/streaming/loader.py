@@ -15,6 +15,7 @@ The position counts what came out of the loader, never what workers have prepare
 
 from __future__ import annotations
 
+import multiprocessing.util
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -131,6 +132,9 @@ class StreamingDataLoader(DataLoader[Any]):
     def _inner_loader(self, batches: IterableDataset[Any]) -> DataLoader[Any]:
         """The DataLoader that runs the workers; kept, since they may be persistent."""
         if self._inner is None:
+            # Workers pass tensors on through sockets in a temporary folder; each would make one of its own,
+            # and leave it behind when it is ended with the main process. This one is removed at exit.
+            multiprocessing.util.get_temp_dir()
             options = {name: getattr(self, name) for name in _INNER if hasattr(self, name)}
             self._inner = DataLoader(batches, batch_size=None, collate_fn=_same, **options)
         return self._inner

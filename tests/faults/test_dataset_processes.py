@@ -1,0 +1,239 @@
+"""The whole of it, dataset, loader, workers and decoder, while what is around it fails."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from datasync import Stream, StreamingDataLoader, StreamingDataset
+from datasync.errors import StoreError
+from datasync.streaming import replicas as replicas_module
+from tests.faults import webserver
+from tests.faults.webserver import WebServer
+from tests.streaming.cachekit import datasync_threads, open_files_below, temp_files
+from tests.streaming.order_helpers import flat, ids, write_dataset
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLES = 400
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+@pytest.fixture(scope="module")
+def remote(tmp_path_factory) -> Path:
+    return write_dataset(tmp_path_factory.mktemp("remote"), SAMPLES)
+
+
+def dataset(remote, local: Path, **options) -> StreamingDataset:
+    return StreamingDataset(remote=remote, local=str(local), batch_size=8, shuffle=True, **options)
+
+
+@pytest.fixture(scope="module")
+def expected(remote, tmp_path_factory) -> list[list[int]]:
+    """The batches of two epochs."""
+    loader = StreamingDataLoader(dataset(str(remote), tmp_path_factory.mktemp("expected")))
+    return [ids(batch) for _ in range(2) for batch in loader]
+
+
+_JOB = """
+import io, sys, time
+import PIL.Image
+from datasync import StreamingDataLoader, StreamingDataset
+from datasync.streaming.decode import Decoder
+from shards.writer import ShardWriter
+root, workers, threads = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+with ShardWriter(out=root + "/remote", columns={"image": "png"}, size_limit=2000) as writer:
+    for i in range(300):
+        file = io.BytesIO()
+        PIL.Image.new("RGB", (20, 20), (i % 256, 0, 0)).save(file, "PNG")
+        writer.write({"image": file.getvalue()})
+dataset = StreamingDataset(remote=root + "/remote", local=root + "/cache", batch_size=4, shuffle=True)
+decoder = Decoder({"image": "tensor"}, threads=threads, stack=True)
+loader = StreamingDataLoader(dataset, collate_fn=decoder, num_workers=workers, persistent_workers=workers > 0)
+try:
+    while True:
+        for batch in loader:
+            print("batch", flush=True)
+            time.sleep(0.02)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("workers", "threads"), [(2, 1), (0, 2)])
+def test_ctrl_c_leaves_no_process_thread_or_file(tmp_path: Path, workers: int, threads: int) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    before = set(os.listdir("/dev/shm"))
+    process = subprocess.Popen(
+        [sys.executable, "-c", _JOB, str(tmp_path), str(workers), str(threads)],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(temporary)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    for _ in range(5):
+        assert process.stdout.readline() == "batch\n"
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to everybody
+    started = time.monotonic()
+    out, err = process.communicate(timeout=30)
+    assert out.endswith("interrupted\n"), err
+    assert time.monotonic() - started < 10
+    deadline = time.monotonic() + 5
+    while _group_lives(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _group_lives(process.pid)
+    # Other tests may run beside this one: what is ours has our name or the number of the process.
+    left = set(os.listdir("/dev/shm")) - before
+    assert [name for name in left if "datasync" in name or str(process.pid) in name] == []
+    assert list(temporary.iterdir()) == []
+    assert temp_files(tmp_path / "cache") == []
+
+
+def _group_lives(pid: int) -> bool:
+    try:
+        os.killpg(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_32_datasets_in_one_process(remote: Path, tmp_path: Path, expected) -> None:
+    made = [dataset(str(remote), tmp_path / f"cache{i % 3}", cache_limit=None) for i in range(32)]
+    loaders = [iter(StreamingDataLoader(one)) for one in made]
+    got: list[list[list[int]]] = [[] for _ in made]
+    for step in range(len(expected) // 2):  # all of them in turn
+        for i, batches in enumerate(loaders):
+            got[i].append(ids(next(batches)))
+        assert step or len(datasync_threads()) < 32 * 5
+    assert all(batches == expected[: len(expected) // 2] for batches in got)
+    fetched = sum(one.stats.total()["shards_fetched"] for one in made)
+    assert fetched == 3 * len(made[0].catalog.sources[0].index.shards)  # once for each folder
+    for one in made:
+        one.close()
+    assert datasync_threads() == []
+    assert open_files_below(tmp_path) == 0
+
+
+def test_a_mixture_of_32_streams_with_workers(remote: Path, tmp_path: Path) -> None:
+    streams = [Stream(remote=str(remote), local=str(tmp_path / f"cache{i}"), choose=20) for i in range(32)]
+    made = StreamingDataset(streams=streams, batch_size=8, shuffle=True)
+    batches = [ids(batch) for batch in StreamingDataLoader(made, num_workers=2)]
+    assert len(flat(batches)) == 640
+    assert batches == [ids(batch) for batch in made_again(streams)]
+
+
+def made_again(streams) -> StreamingDataLoader:
+    return StreamingDataLoader(StreamingDataset(streams=streams, batch_size=8, shuffle=True))
+
+
+def test_a_cache_that_is_deleted_and_damaged_under_a_running_job(remote, tmp_path, expected) -> None:
+    stop = threading.Event()
+    cache = tmp_path / "cache"
+
+    def destroy() -> None:
+        turn = 0
+        while not stop.wait(0.03):
+            turn += 1
+            if turn % 3:
+                for path in [*cache.glob("*.mds"), *cache.glob("shards/*")][:3]:
+                    # Another file in its place, as a disk or a person would leave one.
+                    (cache / f"damaged{turn}").write_bytes(b"x" * 2000)
+                    (cache / f"damaged{turn}").rename(path)
+            else:
+                shutil.rmtree(cache, ignore_errors=True)
+
+    thread = threading.Thread(target=destroy)
+    loader = StreamingDataLoader(dataset(str(remote), cache, cache_limit="12kb"), num_workers=2)
+    batches = []
+    thread.start()
+    try:
+        for _ in range(2):
+            for batch in loader:
+                batches.append(ids(batch))
+                time.sleep(0.005)
+    finally:
+        stop.set()
+        thread.join()
+    assert batches == expected
+
+
+def test_replicas_that_fail_in_turn_cost_no_sample(remote, tmp_path, expected, monkeypatch) -> None:
+    monkeypatch.setattr(replicas_module, "_cool_off", lambda error: (0.05, 0.2))
+    monkeypatch.setattr(replicas_module, "_HEDGE_UNKNOWN", 0.3)
+    faults = [webserver.unavailable, webserver.truncate, webserver.flip_bit, webserver.cut, webserver.hang]
+    with WebServer(remote) as first, WebServer(remote) as second:
+        servers = [first, second]
+        made = StreamingDataset(
+            remote=[server.url for server in servers],
+            local=str(tmp_path / "cache"),
+            batch_size=8,
+            shuffle=True,
+            cache_limit="12kb",
+        )
+        batches = []
+        for epoch in range(2):
+            for step, batch in enumerate(StreamingDataLoader(made, num_workers=2)):
+                batches.append(ids(batch))
+                if step % 5 == 0:
+                    bad = (step // 5) % 2
+                    servers[bad].fault, servers[1 - bad].fault = faults[(epoch + step // 5) % 5], None
+        for server in servers:
+            server.fault = None
+    assert batches == expected
+    total = made.stats.total()
+    assert total["failovers"] + total["hedges_won"] > 0
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 20 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs", str(folder)], capture_output=True, check=False
+    )
+    if done.returncode:
+        pytest.skip("this user may not mount a file system")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_disk_that_is_full_holds_what_it_can_and_then_is_an_error(small_disk: Path, tmp_path: Path) -> None:
+    """16 MiB of a disk are left alone, so 4 MiB hold a dataset of 12."""
+    from shards.writer import ShardWriter
+
+    with ShardWriter(out=tmp_path / "big", columns={"id": "int", "pad": "bytes"}, size_limit=1 << 20) as out:
+        for i in range(120):
+            out.write({"id": i, "pad": i.to_bytes(4, "little") * 25_000})
+    made = StreamingDataset(
+        remote=str(tmp_path / "big"), local=str(small_disk / "cache"), batch_size=8, download_timeout=2
+    )
+    for _ in range(2):
+        assert [int(sample["id"]) for sample in made] == list(range(120))
+    assert made.stats.total()["evicted"] > 12
+    made.close()
+    shutil.rmtree(small_disk / "cache")
+    (small_disk / "other").write_bytes(b"x" * (19 << 20))
+    with pytest.raises(
+        StoreError, match=r"no room for .* in the cache .*disk/cache: no limit, .* free"
+    ) as caught:
+        next(iter(made))
+    assert "free space on that disk" in str(caught.value)
+    made.close()
+    assert temp_files(small_disk / "cache") == []
+    (small_disk / "other").unlink()
+    assert [int(sample["id"]) for sample in made] == list(range(120))
+    made.close()
