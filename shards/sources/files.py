@@ -348,8 +348,9 @@ def _list_remote(sources: Sequence[str], options: Mapping[str, Any]) -> tuple[Fo
         try:
             infos = _remote_infos(filesystem, path)
         except FileNotFoundError as error:
+            why = f" ({error.__cause__})" if error.__cause__ is not None else ""
             raise UsageError(
-                f"there is no {source}", mend="check the URL and the cluster it names"
+                f"there is no {source}{why}", mend="check the URL and the cluster it names"
             ) from error
         except Exception as error:  # each store has its own classes
             raise DatasyncError(
@@ -357,16 +358,17 @@ def _list_remote(sources: Sequence[str], options: Mapping[str, Any]) -> tuple[Fo
                 mend="check the URL, the endpoint and the credentials",
             ) from error
         for name, info in infos:
-            found.append((f"{scheme}://{name.lstrip('/')}", int(info["size"] or 0), _remote_version(info)))
+            url = name if "://" in name else f"{scheme}://{name.lstrip('/')}"
+            found.append((url, int(info["size"] or 0), _remote_version(info)))
     return found, []
 
 
 def _remote_infos(filesystem: Any, path: str) -> list[tuple[str, dict[str, Any]]]:
     """Every object that `path` names: itself, what a glob matches, or what lies below a prefix."""
-    if globbing.has_magic(path):
+    if globbing.has_magic(path) and "://" not in path:  # in a web address, ? and [ are themselves
         listed = filesystem.glob(path, detail=True)
     else:
-        listed = filesystem.find(path, detail=True)
+        listed = _below(filesystem, path)
     base = path.rstrip("/")
     infos = [
         (name, info)
@@ -380,6 +382,24 @@ def _remote_infos(filesystem: Any, path: str) -> list[tuple[str, dict[str, Any]]
     return infos
 
 
+def _below(filesystem: Any, path: str) -> dict[str, dict[str, Any]]:
+    """The file at `path`, or what is below it."""
+    if not path.endswith("/"):
+        try:
+            info = filesystem.info(path)
+        except FileNotFoundError:
+            if "://" in path:
+                raise
+        else:
+            if info.get("type") == "file":
+                return {path: info}
+    listed: dict[str, dict[str, Any]] = filesystem.find(path, detail=True)
+    if "://" in path:  # a page of links says no sizes
+        with ThreadPoolExecutor(_READS_AT_ONCE) as pool:
+            return dict(zip(listed, pool.map(filesystem.info, listed), strict=True))
+    return listed
+
+
 def _remote_version(info: Mapping[str, Any]) -> int:
     """Changes when a remote file is replaced, as far as its store says so."""
     import xxhash
@@ -387,7 +407,10 @@ def _remote_version(info: Mapping[str, Any]) -> int:
     tag = next(
         (
             str(info[name])
-            for name in ("ETag", "etag", "md5Hash", "version_id", "mtime", "LastModified", "created")
+            for name in (
+                *("ETag", "etag", "md5Hash", "version_id", "mtime", "LastModified"),
+                *("Last-Modified", "created"),
+            )
             if info.get(name)
         ),
         "",

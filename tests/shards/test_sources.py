@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import hashlib
 import io
 import json
@@ -13,7 +14,7 @@ import sys
 import tarfile
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -445,6 +446,32 @@ def test_files_globs_folders_and_lists_are_sources(tmp_path: Path) -> None:
     assert found("[ab].jsonl") == ["a", "b"]
     assert found("c.jsonl", "a.jsonl") == ["a", "c"]
     assert found("@list") == ["a", "c"]
+
+
+def test_a_web_server_is_a_source(tmp_path: Path) -> None:
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None: ...
+
+    folder = tmp_path / "web" / "pictures"
+    folder.mkdir(parents=True)
+    for number in range(3):
+        (folder / f"{number}.png").write_bytes(image_bytes(number))
+        (folder / f"{number}.txt").write_text(f"number {number}")
+    (tmp_path / "web" / "a.jsonl.zst").write_bytes(zstandard.compress(b'{"a": 1}\n{"a": 2}\n'))
+    handler = functools.partial(Quiet, directory=str(tmp_path / "web"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        base = f"http://127.0.0.1:{server.server_address[1]}"
+        convert(f"{base}/a.jsonl.zst", tmp_path / "lines")
+        convert(f"{base}/pictures/", tmp_path / "pictures")
+        with pytest.raises(UsageError, match=r"there is no .*/b\.jsonl \(404"):
+            convert(f"{base}/b.jsonl", tmp_path / "nothing")
+        server.shutdown()
+    with pytest.raises(UsageError, match="Cannot connect"):
+        convert(f"{base}/a.jsonl.zst", tmp_path / "nothing")
+    assert [row["a"] for row in rows(tmp_path / "lines")] == [1, 2]
+    assert [row["image"] for row in raw_rows(tmp_path / "pictures")] == [image_bytes(n) for n in range(3)]
+    assert [row["caption"] for row in rows(tmp_path / "pictures")] == [f"number {n}" for n in range(3)]
 
 
 def test_media_columns_name_files_beside_or_urls(tmp_path: Path) -> None:
