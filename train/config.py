@@ -43,8 +43,8 @@ class RunConfig:
     """CPU threads of one rank. 0: all cores shared by the ranks of this machine, or 1 where deterministic =
     "elastic"."""
     deterministic: Literal["off", "on", "elastic"] = "on"
-    """"on": the same bits after a restart on as many ranks. "elastic": also on 1, 2, 4 or 8 ranks, and
-    through changes between them. "off": fastest kernels, no promise."""
+    """"on": the same bits after a restart on as many ranks. "elastic": also on any other number, and through
+    changes between them. "off": fastest kernels, no promise."""
     timeout_s: float = 600.0
     """Seconds that ranks wait for each other before the missing one is named and the run stops."""
 
@@ -198,7 +198,7 @@ class DataConfig:
     batch_size: int = 32
     """Samples in one step, over all ranks."""
     micro_batch: int = 0
-    """Samples that go through the model at once. 0: all that a rank has in a step."""
+    """Most samples that go through the model at once. 0: all that a rank has in a step."""
     text: str = "caption"
     """Column with text (str or bytes)."""
     tokens: str = ""

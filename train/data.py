@@ -111,20 +111,18 @@ class Feed:
         config (Config): Its `data` section.
         team (Team): Which share of each batch is ours.
         encoder (Encoder): Samples to tokens.
-        share (int): Samples of this rank in a step.
-        micro (int): Samples of a microbatch.
+        pieces (int): Microbatches of a step.
     """
 
-    def __init__(self, config: Config, team: Team, encoder: Encoder, share: int, micro: int) -> None:
+    def __init__(self, config: Config, team: Team, encoder: Encoder, pieces: int) -> None:
         self.skipped: set[int] = set()
         self.device, self.workers = team.device, config.data.workers
-        self.dataset = open_dataset(config, share)
+        self.dataset = open_dataset(config)
         check_columns(config.data, [source.index.columns for source in self.dataset.catalog.sources])
         self.loader = StreamingDataLoader(
             self.dataset,
-            batch_size=share,
             num_workers=self.workers,
-            collate_fn=Collate(encoder, micro, config.data.pack),
+            collate_fn=Collate(encoder, pieces, config.data.pack),
             pin_memory=team.device.type == "cuda",
             worker_init_fn=ignore_in_worker,
             generator=torch.Generator(),  # the model's random numbers are not the loader's to draw
@@ -199,11 +197,12 @@ class Feed:
         return describe(self.dataset)
 
 
-def open_dataset(config: Config, share: int) -> StreamingDataset:
+def open_dataset(config: Config) -> StreamingDataset:
     """The training stream that the config names."""
     data = config.data
     options: dict[str, Any] = {
-        "batch_size": share,
+        "global_batch_size": data.batch_size,
+        "uneven": True,
         "shuffle": data.shuffle,
         "shuffle_seed": config.run.seed,
         "cache_limit": data.cache_limit or None,

@@ -8,11 +8,13 @@ behind can be named.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -22,6 +24,9 @@ from torch import Tensor
 
 from shards.errors import DatasyncError, UsageError
 from train.config import ParallelConfig
+from train.signals import StopRequest
+
+log = logging.getLogger("train")
 
 _MEND = "look at the log of that rank; run the same command again to continue from the last checkpoint"
 
@@ -36,12 +41,21 @@ class Team:
     Args:
         parallel (ParallelConfig): Which device to use.
         timeout_s (float): Seconds to wait for the others.
+        working (Callable[[int], int]): How many of the ranks that were started compute; those beyond stand
+            by.
     """
 
-    def __init__(self, parallel: ParallelConfig, timeout_s: float = 600.0) -> None:
-        self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    def __init__(
+        self,
+        parallel: ParallelConfig,
+        timeout_s: float = 600.0,
+        working: Callable[[int], int] = lambda started: started,
+    ) -> None:
+        self.rank, self.started = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
         self.local_rank = int(os.environ.get("LOCAL_RANK", 0))
-        self.local_world = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        self.world = working(self.started)
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        self.local_world = max(min(here, self.world - (self.rank - self.local_rank)), 1)
         self.timeout_s = timeout_s
         self.device = _device(parallel.device, self.local_rank)
         self._store: dist.Store | None = None
@@ -51,11 +65,16 @@ class Team:
         if "RANK" in os.environ and "MASTER_ADDR" in os.environ:
             backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
             timeout = timedelta(seconds=timeout_s)
-            store = _rendezvous(self.rank, self.world, timeout)
+            store = _rendezvous(self.rank, self.started, timeout)
+            self._store = dist.PrefixStore("datasync", store)
+            if self.spare:
+                return
+            if self.world < self.started:  # who reads data looks here
+                alike = self.local_world if self.world % self.local_world == 0 else 1
+                os.environ.update(WORLD_SIZE=str(self.world), LOCAL_WORLD_SIZE=str(alike))
             dist.init_process_group(
                 backend, store=store, rank=self.rank, world_size=self.world, timeout=timeout
             )
-            self._store = dist.PrefixStore("datasync", dist.distributed_c10d._get_default_store())
             self.hosts = [str(host) for host in self.gather_objects(socket.gethostname())]
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
@@ -69,6 +88,25 @@ class Team:
     def leads(self) -> bool:
         """Whether this rank writes what only one may write."""
         return self.rank == 0
+
+    @property
+    def spare(self) -> bool:
+        """Whether this rank only stands by."""
+        return self.rank >= self.world
+
+    def stand_by(self) -> dict[str, Any]:
+        """Wait until the ranks that work have ended, also through a signal, which is theirs to answer."""
+        assert self._store is not None
+        log.info("rank %d of %d stands by: the work goes to %d", self.rank, self.started, self.world)
+        stop = StopRequest()
+        try:
+            while not self._store.check(["ended"]):
+                time.sleep(0.2)
+        except RuntimeError:
+            log.info("rank %d: the rendezvous is gone", self.rank)
+        finally:
+            stop.restore()
+        return {}
 
     def vote(self, step: int, numbers: Sequence[int]) -> list[int]:
         """The sum of each number over all ranks; names the ranks that do not come.
@@ -165,7 +203,10 @@ class Team:
 
     def close(self) -> None:
         """Leave the process groups."""
-        if self.distributed:
+        if self._store is not None:
+            if self.leads and self.world < self.started:
+                with contextlib.suppress(RuntimeError):
+                    self._store.set("ended", "")
             dist.destroy_process_group()
             self._store = None
 

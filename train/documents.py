@@ -12,6 +12,7 @@ batch to the next.
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -181,16 +182,16 @@ class Encoder:
 
 
 class Collate:
-    """The samples of one rank in one step to its microbatches."""
+    """The samples of one rank in one step to `pieces` microbatches, equal to within one sample."""
 
-    def __init__(self, encoder: Encoder, micro_batch: int, pack: bool) -> None:
-        self.encoder, self.micro_batch, self.pack = encoder, micro_batch, pack
+    def __init__(self, encoder: Encoder, pieces: int, pack: bool) -> None:
+        self.encoder, self.number, self.pack = encoder, pieces, pack
 
     def __call__(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
         """``ids`` of the samples first, since the loader counts samples by a batch's first value;
         ``batches``."""
-        size = self.micro_batch or len(samples)
-        batches = [self.batch(samples[a : a + size]) for a in range(0, len(samples), size)]
+        ends = [len(samples) * (i + 1) // self.number for i in range(self.number)]
+        batches = [self.batch(samples[a:b]) for a, b in itertools.pairwise([0, *ends])]
         return {"ids": [name for batch in batches for name in batch.ids], "batches": batches}
 
     def batch(self, samples: Sequence[Mapping[str, Any]]) -> Batch:

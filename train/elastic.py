@@ -11,9 +11,9 @@ one tree that depends on the number of atoms alone.
     4 ranks   ░░░░   ░░░░░   ░░░░    ░░░░░     a quarter each, two levels between them
 
 An even node splits in half, an odd one is added from left to right, so a power of two of ranks that divides
-the number of atoms holds whole subtrees. Between ranks each gets one slice of every partial sum
-(all-to-all), adds along the top of the tree, and gives the result to all (all-gather): as many bytes as a
-ring all-reduce, without its order.
+the number of atoms holds whole subtrees; ranks beyond it stand by. Between ranks each gets one slice of every
+partial sum (all-to-all), adds along the top of the tree, and gives the result to all (all-gather): as many
+bytes as a ring all-reduce, without its order.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ from collections.abc import Callable, Iterable
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-
-from shards.errors import UsageError
 
 
 def tree_sum(leaf: Callable[[int], Tensor], n: int, first: int = 0) -> Tensor:
@@ -43,14 +41,12 @@ def tree_sum(leaf: Callable[[int], Tensor], n: int, first: int = 0) -> Tensor:
     return total
 
 
-def check_world(atoms: int, world: int) -> None:
-    """Refuse a number of ranks that would cut the tree."""
-    if world & (world - 1) or atoms % world:
-        fitting = [2**k for k in range(atoms.bit_length()) if atoms % 2**k == 0]
-        raise UsageError(
-            f'deterministic = "elastic": {atoms} microbatches in a step cannot be spread over {world} ranks',
-            mend=f"use {', '.join(map(str, fitting))} ranks, or change data.batch_size or data.micro_batch",
-        )
+def usable_ranks(atoms: int, world: int) -> int:
+    """How many of `world` ranks can hold whole subtrees: the largest power of two that divides the atoms."""
+    ranks = 1
+    while 2 * ranks <= world and atoms % (2 * ranks) == 0:
+        ranks *= 2
+    return ranks
 
 
 def sum_over_ranks(partial: Tensor, world: int) -> Tensor:

@@ -29,7 +29,7 @@ class Evaluation:
 
     def __init__(self, config: Config, team: Team, encoder: Encoder) -> None:
         self.config, self.team = config, team
-        self.collate = Collate(encoder, 0, config.data.pack)
+        self.collate = Collate(encoder, 1, config.data.pack)
         self.dataset: StreamingDataset | None = None
 
     @torch.no_grad()

@@ -14,6 +14,7 @@ import os
 import signal
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,7 @@ from train.folder import RunFolder, environment
 from train.guard import Guard, Kind
 from train.metrics import Metrics, memory_bytes, peak_flops, straggler
 from train.optim import AdamW, clip_gradients, learning_rate
-from train.parallel import Engine, split
+from train.parallel import Engine, microbatches, working_ranks
 from train.plan import build_model, flops_per_position
 from train.signals import StopRequest, agreed
 
@@ -58,12 +59,14 @@ def run(config: Config, *, accept: Sequence[str] = (), began: float | None = Non
             as time that the run took. Default: now.
 
     Returns:
-        The summary, as in `summary.json`.
+        The summary, as in `summary.json`; nothing on a rank that only stood by.
 
     Raises:
         DatasyncError: What stopped it; with `exit_code` 128 + N after signal N.
     """
-    team = Team(config.parallel, config.run.timeout_s)
+    team = Team(config.parallel, config.run.timeout_s, partial(working_ranks, config))
+    if team.spare:
+        return team.stand_by()
     try:
         return Trainer(config, team, accept, began).train()
     finally:
@@ -79,13 +82,12 @@ class Trainer:
         self.spent = {"import": time.time() - began if began else 0.0}
         self.clock = time.perf_counter()
         self.config, self.team, self.accept = config, team, accept
-        self.share, micro = split(config, team.world)
         self.folder = RunFolder(Path(config.run.dir))
         if team.leads:
             self.folder.open(config, accept)
         self.threads = set_up_torch(config, team)
         self.encoder = Encoder(config)
-        self.feed = Feed(config, team, self.encoder, self.share, micro)
+        self.feed = Feed(config, team, self.encoder, microbatches(config, team.world))
         self._lap("data")
         self.engine = Engine(config, team, build_model(config, self.encoder.tokenizer.vocab))
         self.optimizer = AdamW(self.engine.model, config.optim)

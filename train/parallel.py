@@ -24,7 +24,7 @@ from shards.errors import UsageError
 from train.config import Config
 from train.distributed import Team
 from train.documents import Batch
-from train.elastic import check_world, put_gradients, sum_over_ranks, take_gradients, tree_sum
+from train.elastic import put_gradients, sum_over_ranks, take_gradients, tree_sum, usable_ranks
 from train.model.decoder import Decoder, init_weights, name_seed
 
 AUTO_FSDP = 500_000_000
@@ -41,9 +41,6 @@ class Engine:
         config (Config): The run.
         team (Team): The ranks.
         model (Decoder): Built on the meta device; weights are set from the seed here.
-
-    Raises:
-        UsageError: The batch does not split over the ranks and microbatches.
     """
 
     def __init__(self, config: Config, team: Team, model: Decoder) -> None:
@@ -154,38 +151,42 @@ def seed_all(seed: int) -> None:
     random.seed(seed)
 
 
-def split(config: Config, world: int) -> tuple[int, int]:
-    """(samples of one rank in a step, samples of one microbatch)."""
+def working_ranks(config: Config, world: int) -> int:
+    """How many of `world` ranks compute; the others stand by.
+
+    Raises:
+        UsageError: There are more ranks than samples in a step, or the elastic sum's settings do not fit.
+    """
     B, m = config.data.batch_size, config.data.micro_batch
-    if B % world:
+    if config.run.deterministic != "elastic":
+        if world > B:
+            raise UsageError(
+                f"data.batch_size = {B} is less than one sample for each of {world} ranks",
+                mend=f"use {world} or more, or fewer ranks",
+            )
+        return world
+    if not m:
         raise UsageError(
-            f"data.batch_size = {B} does not split over {world} ranks",
-            mend=f"use a multiple of {world}; the nearest is {-(-B // world) * world}",
+            'deterministic = "elastic" needs data.micro_batch, the piece of work that never changes',
+            mend=f"for example --set data.micro_batch={max(B // 8, 1)}",
         )
-    share = B // world
-    if config.run.deterministic == "elastic":
-        if not m:
-            raise UsageError(
-                'deterministic = "elastic" needs data.micro_batch, the piece of work that never changes',
-                mend=f"for example --set data.micro_batch={max(B // 8, 1)}",
-            )
-        if B % m:
-            raise UsageError(
-                f"data.micro_batch = {m} does not divide data.batch_size = {B}", mend="choose a divisor"
-            )
-        check_world(B // m, world)
-        if config.parallel.mode == "fsdp":
-            raise UsageError(
-                'deterministic = "elastic" keeps the whole model on every rank; "fsdp" does not',
-                mend='--set parallel.mode=ddp, or run.deterministic="on"',
-            )
-    m = m or share
-    if share % m:
+    if B % m:
         raise UsageError(
-            f"data.micro_batch = {m} does not divide the {share} samples of one rank",
-            mend=f"choose a divisor of {share}, or another data.batch_size",
+            f"data.micro_batch = {m} does not divide data.batch_size = {B}", mend="choose a divisor"
         )
-    return share, m
+    if config.parallel.mode == "fsdp":
+        raise UsageError(
+            'deterministic = "elastic" keeps the whole model on every rank; "fsdp" does not',
+            mend='--set parallel.mode=ddp, or run.deterministic="on"',
+        )
+    return usable_ranks(B // m, world)
+
+
+def microbatches(config: Config, world: int) -> int:
+    """In how many pieces every rank cuts its samples of a step: as many on all, though ranks that do not
+    divide the batch have one sample more or less."""
+    least, most = config.data.batch_size // world, -(-config.data.batch_size // world)
+    return min(-(-most // (config.data.micro_batch or most)), least)
 
 
 def _compile(model: Decoder, *, exact: bool) -> None:

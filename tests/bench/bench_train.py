@@ -172,14 +172,14 @@ def bare(folder: Path, sets: list[str]) -> Steps:
     from train.documents import Encoder
     from train.loop import set_up_torch
     from train.optim import AdamW, clip_gradients
-    from train.parallel import Engine, split
+    from train.parallel import Engine, microbatches
     from train.plan import build_model
 
     config = configured(folder, sets)
     team = Team(config.parallel)
     set_up_torch(config, team)
     encoder = Encoder(config)
-    feed = Feed(config, team, encoder, *split(config, 1))
+    feed = Feed(config, team, encoder, microbatches(config, 1))
     batches = [feed.next().batches[0] for _ in range(config.run.steps)]
     engine = Engine(config, team, build_model(config, encoder.tokenizer.vocab))
     optimizer = AdamW(engine.model, config.optim)

@@ -23,7 +23,7 @@ def make(shapes: Path, folder: Path, *sets: str) -> Config:
 
 
 def feed_of(config: Config) -> Feed:
-    return Feed(config, Team(config.parallel), Encoder(config), 16, 16)
+    return Feed(config, Team(config.parallel), Encoder(config), 1)
 
 
 def test_what_is_drawn_ahead_is_not_consumed(shapes: Path, tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_no_random_number_of_the_model_goes_to_the_loader(shapes: Path, tmp_path
 
 def test_what_is_held_out_is_never_drawn_and_all_that_validates(shapes: Path, tmp_path: Path) -> None:
     config = make(shapes, tmp_path, "eval.holdout=0.2", "data.batch_size=1")
-    dataset, fixed = open_dataset(config, 1), open_fixed(config)
+    dataset, fixed = open_dataset(config), open_fixed(config)
     drawn = [bytes(sample["image"]) for sample in dataset]
     held = [bytes(fixed[i]["image"]) for i in range(fixed.size)]
     assert dataset.size + fixed.size == 240

@@ -73,7 +73,7 @@ def test_first_fit_places_everything_once_and_never_overfills(lengths: list[int]
 def test_packed_rows_hold_the_same_targets_as_separate_ones() -> None:
     e = encoder()
     samples = [{"caption": "x" * n, "sample_id": str(n)} for n in (3, 30, 7, 12, 60, 1)]
-    packed, apart = Collate(e, 0, True).batch(samples), Collate(e, 0, False).batch(samples)
+    packed, apart = Collate(e, 1, True).batch(samples), Collate(e, 1, False).batch(samples)
     assert packed.valid == apart.valid == sum(n + 1 for n in (3, 30, 7, 12, 60, 1))
     assert len(packed.tokens) < len(apart.tokens)
     assert packed.positions is not None
@@ -87,7 +87,7 @@ def test_packed_rows_hold_the_same_targets_as_separate_ones() -> None:
 def test_places_of_images_point_at_their_placeholders() -> None:
     e = encoder("data.pack=true", "model.context=64")
     samples = [{"caption": "abc", "image": png()}, {"caption": "de"}, {"caption": "f", "image": png("blue")}]
-    batch = Collate(e, 0, True).batch(samples)
+    batch = Collate(e, 1, True).batch(samples)
     values, places = batch.media["image"]
     assert values.shape == (2, 16, 192)
     tokens = batch.tokens.flatten()
@@ -96,9 +96,9 @@ def test_places_of_images_point_at_their_placeholders() -> None:
 
 
 def test_a_step_is_cut_into_microbatches() -> None:
-    made = Collate(encoder(), 2, False)([{"caption": str(i), "sample_id": str(i)} for i in range(5)])
+    made = Collate(encoder(), 3, False)([{"caption": str(i), "sample_id": str(i)} for i in range(5)])
     assert made["ids"] == list("01234")
-    assert [batch.samples for batch in made["batches"]] == [2, 2, 1]
+    assert [batch.samples for batch in made["batches"]] == [1, 2, 2]
 
 
 def test_ready_tokens_take_the_place_of_text() -> None:
@@ -162,7 +162,7 @@ def test_media_that_cannot_fit_are_refused_at_once() -> None:
 
 
 def test_a_batch_goes_to_a_device_whole() -> None:
-    batch = Collate(encoder(), 0, True).batch([{"caption": "a", "image": png(), "sample_id": "0"}])
+    batch = Collate(encoder(), 1, True).batch([{"caption": "a", "image": png(), "sample_id": "0"}])
     moved = batch.to(torch.device("cpu"))
     assert torch.equal(moved.tokens, batch.tokens)
     assert moved.valid == batch.valid

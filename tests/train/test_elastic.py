@@ -7,8 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shards.errors import UsageError
-from train.elastic import check_world, put_gradients, take_gradients, tree_sum
+from train.elastic import put_gradients, take_gradients, tree_sum, usable_ranks
 
 
 def leaves(n: int, seed: int) -> torch.Tensor:
@@ -19,12 +18,7 @@ def leaves(n: int, seed: int) -> torch.Tensor:
 @given(st.integers(1, 64), st.integers(0, 5), st.integers(0, 1000))
 @settings(max_examples=60, deadline=None)
 def test_a_power_of_two_of_ranks_gives_the_same_bits(atoms: int, power: int, seed: int) -> None:
-    world = 2**power
-    if atoms % world:
-        with pytest.raises(UsageError):
-            check_world(atoms, world)
-        return
-    check_world(atoms, world)
+    world = usable_ranks(atoms, 2**power)
     x = leaves(atoms, seed)
     whole = tree_sum(lambda i: x[i].clone(), atoms)
     share = atoms // world
@@ -72,10 +66,12 @@ def test_the_plain_order_would_not_do() -> None:
     assert not torch.equal(halves, running)
 
 
-def test_three_ranks_are_refused_with_the_numbers_that_fit() -> None:
-    with pytest.raises(UsageError, match="over 3 ranks") as caught:
-        check_world(12, 3)
-    assert "1, 2, 4 ranks" in caught.value.mend
+@pytest.mark.parametrize(
+    ("atoms", "world", "usable"),
+    [(8, 1, 1), (8, 2, 2), (8, 3, 2), (8, 7, 4), (8, 8, 8), (8, 9, 8), (12, 8, 4), (7, 8, 1)],
+)
+def test_ranks_that_would_cut_the_tree_are_not_used(atoms: int, world: int, usable: int) -> None:
+    assert usable_ranks(atoms, world) == usable
 
 
 def test_gradients_travel_flat_and_come_back() -> None:

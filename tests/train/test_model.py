@@ -48,7 +48,7 @@ def test_packed_documents_equal_separate_ones() -> None:
     bigger(model)
     encoder = Encoder(config)
     samples = [{"caption": "x" * n + "y" * (n // 2)} for n in (3, 20, 7, 12, 30, 1)]
-    packed, apart = Collate(encoder, 0, True).batch(samples), Collate(encoder, 0, False).batch(samples)
+    packed, apart = Collate(encoder, 1, True).batch(samples), Collate(encoder, 1, False).batch(samples)
     logits, alone = (
         model(packed.tokens, positions=packed.positions, documents=packed.documents),
         model(apart.tokens),

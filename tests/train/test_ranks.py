@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.train.ranks import records, run, start
+from train.config import Config
+from train.parallel import microbatches
 
 
 def sets(shapes: Path, folder: Path, *more: str) -> list[str]:
@@ -123,8 +125,41 @@ def _told(group: object) -> dict[int, dict[str, object]]:
     return group.wait()  # type: ignore[attr-defined,no-any-return]
 
 
-def test_a_batch_that_does_not_split_is_refused_with_one_that_does(shapes: Path, tmp_path: Path) -> None:
-    outcomes = start(3, *sets(shapes, tmp_path / "run")).wait()
-    assert "data.batch_size = 16 does not split over 3 ranks" in outcomes[0]["error"]
-    assert "the nearest is 18" in outcomes[0]["error"]
+@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
+def test_ranks_that_do_not_divide_the_batch_get_a_sample_more_or_less(
+    shapes: Path, one: Path, tmp_path: Path, mode: str
+) -> None:
+    run(3, *sets(shapes, tmp_path / "run", f"parallel.mode={mode}", "data.micro_batch=2"))
+    for a, b in zip(records(one), records(tmp_path / "run"), strict=True):
+        assert (a["ledger"], a["targets"], a["batch"]) == (b["ledger"], b["targets"], b["batch"])
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
+        assert a["norm"] == pytest.approx(b["norm"], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("batch", "micro", "world", "pieces"),
+    [(16, 2, 1, 8), (16, 2, 3, 3), (16, 0, 3, 1), (16, 1, 5, 3), (16, 3, 2, 3), (64, 8, 24, 1), (5, 1, 4, 1)],
+)
+def test_every_rank_has_as_many_microbatches_and_none_is_empty(
+    batch: int, micro: int, world: int, pieces: int
+) -> None:
+    config = Config.from_tree(
+        {"run": {"dir": "r", "steps": 1}, "data": {"remote": "x"}},
+        [f"data.batch_size={batch}", f"data.micro_batch={micro}"],
+        where="test",
+    )[0]
+    assert microbatches(config, world) == pieces <= batch // world
+
+
+def test_a_rank_that_the_elastic_sum_cannot_use_stands_by(
+    shapes: Path, elastic: Path, tmp_path: Path
+) -> None:
+    outcomes = start(3, *sets(shapes, tmp_path / "run", *ELASTIC)).wait()
+    assert outcomes[2] == {}
+    assert outcomes[0]["digest"] == outcomes[1]["digest"] == digest(elastic)
+
+
+def test_more_ranks_than_samples_are_refused(shapes: Path, tmp_path: Path) -> None:
+    outcomes = start(3, *sets(shapes, tmp_path / "run", "data.batch_size=2")).wait()
+    assert "data.batch_size = 2 is less than one sample for each of 3 ranks" in outcomes[0]["error"]
     assert {outcome["code"] for outcome in outcomes.values()} == {2}
