@@ -130,7 +130,7 @@ class Samples:
         return self._planned(self._plan.chunks(first=first, most=most))
 
     def _planned(self, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
-        """The same, with shards fetched ahead; what is ahead is looked up anew when half of it is used."""
+        """The same, with shards fetched ahead of each; looked up anew when half of what is ahead is used."""
         ahead, planned = self._dataset.lookahead(), -1
         for chunk in chunks:
             if (chunk.first + len(chunk.sizes)) * chunk.sizes[0] > planned:
@@ -139,9 +139,10 @@ class Samples:
             yield chunk
 
     def _fetch_ahead(self, plan: Plan, chunk: Chunk, samples: int) -> None:
-        needed = dict.fromkeys(zip(chunk.stream.tolist(), chunk.shard.tolist(), strict=True))
-        later = [entry for entry in plan.ahead(chunk.first, samples) if entry not in needed]
         world = self._dataset.world.with_workers()
+        needed = dict.fromkeys(zip(chunk.stream.tolist(), chunk.shard.tolist(), strict=True))
+        ahead = plan.ahead(chunk.first, samples + len(chunk.row) * world.workers)
+        later = [entry for entry in ahead if entry not in needed]
         turn = len(later) * world.worker // world.workers
         ordered = [*needed, *later[turn:], *later[:turn]]
         for i, source in enumerate(self._dataset.catalog.sources):

@@ -1,7 +1,8 @@
 """MosaicML Streaming's sample sequence, in a process of its own: `their_order.py CONFIG.json` prints it.
 
-The library keeps state in named shared memory, so every rank, worker and resume gets a process; what a rank's
-worker `w` of `K` would get is computed by its own code with the worker's place set in a `World`.
+The configuration is one dataset with its cases, or a list of those. The library keeps state in named shared
+memory, so every use of it gets a process; what a rank's worker `w` of `K` would get is computed by its own
+code with the worker's place set in a `World`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,14 @@ from typing import Any
 def main(path: str) -> None:
     with open(path) as file:
         config = json.load(file)
+    if isinstance(config, list):
+        json.dump([sequences(one) for one in config], sys.stdout)
+    else:
+        json.dump(sequences(config), sys.stdout)
+
+
+def sequences(config: dict[str, Any]) -> list[Any]:
+    """For each case, a list of samples for every worker of the world; or what the library says against it."""
     from streaming import Stream, StreamingDataset
     from streaming.base.batching import generate_work
     from streaming.base.world import World
@@ -28,10 +37,14 @@ def main(path: str) -> None:
         dataset.initial_physical_nodes = case["initial_nodes"]
         world = World(nodes, per_node, workers, 0)
         dataset._set_shuffle_block_size(world)
-        work = generate_work(dataset.batching_method, dataset, world, case["epoch"], case["sample"])
+        try:
+            work = generate_work(dataset.batching_method, dataset, world, case["epoch"], case["sample"])
+        except ValueError as error:
+            result.append(f"refused: {error}")
+            continue
         per_worker = work.reshape(nodes * per_node * workers, -1)
         result.append([[int(i) for i in row if i >= 0] for row in per_worker])
-    json.dump(result, sys.stdout)
+    return result
 
 
 if __name__ == "__main__":

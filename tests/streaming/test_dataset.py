@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, default_collate
 from datasync import LocalDataset, Stream, StreamingDataLoader, StreamingDataset
 from datasync.errors import DatasyncError, UsageError
 from datasync.streaming.decode import Decoder
+from shards import encodings
 from shards.writer import ShardWriter
 from tests.streaming.order_helpers import as_rank, flat, ids, write_dataset
 
@@ -168,6 +169,47 @@ def test_a_decoder_gives_every_loader_the_same_batches(pictures, tmp_path, kind,
         head = [numbers(next(batches)) for _ in range(2)]
         again.load_state_dict(first.state_dict())
         assert head + [numbers(batch) for batch in again] == expected
+
+
+def test_pinned_batches_without_a_gpu_are_the_same_batches(remote, local):
+    plain = [ids(batch) for batch in StreamingDataLoader(dataset(remote, local))]
+    for workers in (0, 1):
+        loader = StreamingDataLoader(dataset(remote, local), num_workers=workers, pin_memory=True)
+        assert [ids(batch) for batch in loader] == plain
+
+
+class _Degrees:
+    """A user's encoding, as they are written for MosaicML Streaming."""
+
+    size = 2
+
+    def encode(self, value):
+        return value.to_bytes(2, "little", signed=True)
+
+    def decode(self, data):
+        return int.from_bytes(data, "little", signed=True)
+
+
+def test_a_users_encoding_is_streamed(tmp_path):
+    encodings.register("degrees", _Degrees)
+    with ShardWriter(out=tmp_path / "remote", columns={"id": "int", "t": "degrees"}, size_limit=500) as out:
+        for i in range(100):
+            out.write({"id": i, "t": i - 50})
+    for workers in (0, 1):
+        made = dataset(str(tmp_path / "remote"), str(tmp_path / f"cache{workers}"))
+        for batch in StreamingDataLoader(made, num_workers=workers):
+            assert batch["t"].tolist() == [i - 50 for i in ids(batch)]
+
+
+def test_the_next_epochs_first_shards_are_fetched_before_this_one_ends(remote, local):
+    made = dataset(remote, local, num_canonical_nodes=1, shuffle_block_size=1, predownload=40)
+    planned = []
+    made.catalog.sources[0].prefetch = planned.append
+    list(made)
+    following = made.epoch_order(1)
+    _, shard, _ = following.locate(np.arange(16))
+    assert set(shard.tolist()) <= set(planned[-1])
+    assert all(len(plan) <= 20 for plan in planned)  # of 29: as far ahead as asked for, and a chunk
 
 
 def test_streams_with_different_columns_are_refused_like_by_collating(remote, tmp_path):

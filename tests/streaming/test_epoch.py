@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -170,3 +172,23 @@ def test_uneven_pieces_differ_by_one():
     epoch = epoch_of([[100] * 4], batch=24)
     for step in batches(epoch, 5):
         assert sorted(map(len, step)) == [4, 5, 5, 5, 5]
+
+
+def test_an_epoch_of_ten_billion_samples_costs_memory_by_shards_not_by_samples():
+    settings = EpochSettings(
+        sizes=[np.full(10_000, 1_000_000)],
+        phases=[[10**10]],
+        order=OrderSettings(seed=1, shuffle=True, lanes=64),
+        global_batch=1024,
+        device_batch=128,
+    )
+    tracemalloc.start()
+    try:
+        order = EpochOrder(settings, 3)
+        numbers = order.pieces(np.array([5 * 10**9 // 1024 * 1024]), rank=3, ranks=8)
+        order.locate(numbers.ravel())
+        order.ahead(5 * 10**9, 5 * 10**9 + 10**6, rank=3, ranks=8)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 << 20
