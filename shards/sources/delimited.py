@@ -14,10 +14,11 @@ import csv
 import io
 import re
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any, BinaryIO
 
 from shards.sources.base import Bad, Item, Row, Source, SourceOptions, Task, content_error, reason
-from shards.sources.files import FileList
+from shards.sources.files import FileList, suffix
 from shards.sources.ranges import Edge, Part, open_part, part_tasks, record_edges
 from shards.sources.streams import extends_ascii, marked_encoding, open_stream, peek
 
@@ -71,7 +72,8 @@ class Delimited(Source):
         with open_stream(part.files, number) as stream:
             text, head = self._text(stream)
             separator = self.options.delimiter or _separator(head.lstrip("\r\n"), name)
-            reader = csv.reader(_again(head, text), delimiter=separator, strict=True)
+            lines = chain(io.StringIO(head, newline=""), self._lines(text))
+            reader = csv.reader(lines, delimiter=separator, strict=True)
             header = _header(reader)
             if header is None:
                 return
@@ -88,7 +90,7 @@ class Delimited(Source):
             if part.begin.offset:
                 encoding = encoding.removesuffix("-sig")
             text = io.TextIOWrapper(stream, encoding, errors=_ERRORS, newline="")
-            reader = csv.reader(text, delimiter=separator, strict=True)
+            reader = csv.reader(self._lines(text), delimiter=separator, strict=True)
             if part.begin.offset == 0:
                 _header(reader)
             yield from self._records(reader, header, name, separator, encoding, part.begin.first)
@@ -100,13 +102,19 @@ class Delimited(Source):
             encoding = "utf-8-sig"
         text = io.TextIOWrapper(stream, encoding, errors=_ERRORS, newline="")
         head = ""
-        while line := text.readline(self.options.max_line_bytes):
-            if len(line) == self.options.max_line_bytes:
-                raise ValueError(f"the header is longer than {self.options.max_line_bytes:,} bytes")
+        for line in self._lines(text):
             head += line
             if line.strip("\r\n"):
                 break
         return text, head
+
+    def _lines(self, text: io.TextIOWrapper) -> Iterator[str]:
+        """The lines of `text`, none held that is longer than a row may be."""
+        limit = self.options.max_line_bytes
+        while line := text.readline(limit + 1):
+            if len(line) > limit:
+                raise ValueError(f"a line is longer than {limit:,} bytes")
+            yield line
 
     def _records(
         self, reader: Any, header: list[str], name: str, separator: str, encoding: str, first: int
@@ -149,16 +157,10 @@ def _separator(head: str, name: str) -> str:
     said = re.fullmatch(r"sep=(.)\r?\n?", head)
     if said is not None:
         return said[1]
-    if name.lower().split(".")[1:2] in (["tsv"], ["tab"]):
+    if suffix(name) in (".tsv", ".tab"):
         return "\t"
     outside = "".join(head.split('"')[::2])  # what is not in quotes
     return max(_SEPARATORS, key=outside.count)
-
-
-def _again(head: str, rest: Iterator[str]) -> Iterator[str]:
-    """The lines of a file whose first lines were read."""
-    yield from io.StringIO(head, newline="")
-    yield from rest
 
 
 def _why(error: Exception) -> str:
