@@ -110,7 +110,8 @@ class ModelConfig:
     """The decoder."""
 
     size: str = ""
-    """A named size that sets the numbers below where the file does not: 0.2m, 2m, 25m, 125m, 1b, 7b."""
+    """A named size that sets the numbers below where the file does not: 0.2m, 2m, 25m, 125m, 1b, 7b. With
+    `--set` it wins over the file."""
     dim: int = 192
     """Width."""
     layers: int = 4
@@ -401,8 +402,10 @@ class Config:
                 raise UsageError(
                     f"model.size = {size!r} is not a known size", mend=f"one of {', '.join(SIZES)}"
                 )
+            by_hand = sources["model.size"].startswith("--set")  # then it wins over the file's own numbers
             for name, value in SIZES[size].items():
-                if name not in model:
+                source = sources.get(f"model.{name}", "")
+                if not source or (by_hand and not source.startswith("--set")):
                     model[name] = value
                     sources[f"model.{name}"] = f"model.size = {size}"
         return build(cls, merged, where, sources), sources

@@ -26,9 +26,7 @@ from train.distributed import Team
 from train.documents import Batch
 from train.elastic import put_gradients, sum_over_ranks, take_gradients, tree_sum, usable_ranks
 from train.model.decoder import Decoder, init_weights, name_seed
-
-AUTO_FSDP = 500_000_000
-"""Parameters from which `parallel.mode = "auto"` shards the model on GPUs."""
+from train.plan import chosen
 
 SHAPES = 64
 """Shapes of a microbatch for which blocks are compiled; more than these run uncompiled."""
@@ -47,9 +45,8 @@ class Engine:
         self.config, self.team, self.model = config, team, model
         self.elastic = config.run.deterministic == "elastic"
         size = sum(p.numel() for p in model.parameters())
-        auto = "fsdp" if team.device.type == "cuda" and team.world > 1 and size >= AUTO_FSDP else "ddp"
-        self.mode = auto if config.parallel.mode == "auto" else config.parallel.mode
-        self.dtype = getattr(torch, _dtype(config, team))
+        self.mode, dtype = chosen(config, size, team.world, team.device.type)
+        self.dtype: torch.dtype = getattr(torch, dtype)
         model.recompute = config.parallel.activation_checkpointing
         if config.parallel.compile:
             _compile(model, exact=config.run.deterministic != "off")
@@ -203,12 +200,6 @@ def _compile(model: Decoder, *, exact: bool) -> None:
         inductor.deterministic = True
     for block in model.blocks:
         block.compile(dynamic=False)
-
-
-def _dtype(config: Config, team: Team) -> str:
-    if config.parallel.dtype != "auto":
-        return config.parallel.dtype
-    return "bfloat16" if team.device.type == "cuda" else "float32"
 
 
 def _ddp(model: nn.Module, team: Team) -> nn.Module:

@@ -16,6 +16,9 @@ from train.config import Config, ModelConfig
 from train.model import Decoder
 from train.tokens import load_tokenizer
 
+AUTO_FSDP = 500_000_000
+"""Parameters from which `parallel.mode = "auto"` shards the model on GPUs."""
+
 
 def build_model(config: Config, vocab: int) -> Decoder:
     """The model on the meta device: shapes without memory."""
@@ -68,7 +71,8 @@ def plan(config: Config, world: int = 1) -> Plan:
     c, data = config.model, config.data
     model = build_model(config, load_tokenizer(data.tokenizer).vocab)
     parameters = sum(p.numel() for p in model.parameters())
-    shares = world if config.parallel.mode == "fsdp" else 1
+    mode, dtype = chosen(config, parameters, world)
+    shares = world if mode == "fsdp" else 1
     rows = data.micro_batch or max(data.batch_size // world, 1)
     per_position = flops_per_position(model, c)
     return Plan(
@@ -78,20 +82,30 @@ def plan(config: Config, world: int = 1) -> Plan:
         weights=4 * parameters // shares,
         gradients=4 * parameters // shares,
         moments=8 * parameters // shares,
-        activations=activation_bytes(config, model.vocab, rows),
+        activations=activation_bytes(config, model.vocab, rows, 2 if dtype == "bfloat16" else 4),
         checkpoint=12 * parameters,
     )
 
 
-def activation_bytes(config: Config, vocab: int, rows: int) -> int:
-    """What the backward pass keeps of `rows` full sequences: an estimate, good to about a third.
+def chosen(config: Config, parameters: int, world: int, device: str = "cuda") -> tuple[str, str]:
+    """(mode, dtype) where the config says "auto"; a plan is made for GPUs."""
+    mode, dtype = config.parallel.mode, config.parallel.dtype
+    large = device == "cuda" and world > 1 and parameters >= AUTO_FSDP
+    return (
+        ("fsdp" if large else "ddp") if mode == "auto" else mode,
+        ("bfloat16" if device == "cuda" else "float32") if dtype == "auto" else dtype,
+    )
+
+
+def activation_bytes(config: Config, vocab: int, rows: int, width: int) -> int:
+    """What the backward pass keeps of `rows` full sequences in numbers of `width` bytes: an estimate, good to
+    about a third.
 
     In a block: two norms' inputs and outputs, q k v, the attention's output, and gate, up, their product;
     with recomputation its input alone, plus one whole block at a time. Then the logits with their gradient
     in float32.
     """
     c = config.model
-    width = 2 if config.parallel.dtype == "bfloat16" else 4
     positions = rows * c.context
     attention = c.dim + 2 * c.kv_heads * c.head_dim + 2 * c.dim
     block = positions * (4 * c.dim + attention + 4 * c.hidden) * width

@@ -126,9 +126,10 @@ def _plan(config: Config, ranks: int, as_json: bool) -> None:
     from dataclasses import asdict
 
     from shards.progress import format_bytes, format_count
-    from train.plan import plan
+    from train.plan import chosen, plan
 
     made = plan(config, ranks)
+    how = ", ".join(chosen(config, made.parameters, ranks))
     if as_json:
         print(json.dumps({**asdict(made), "total": made.total}))
         return
@@ -137,7 +138,7 @@ def _plan(config: Config, ranks: int, as_json: bool) -> None:
     print(
         f"FLOPs in all      {made.flops:.3g}   ({config.run.steps:,} steps, {config.data.batch_size:,} rows)"
     )
-    print(f"memory of a rank  {format_bytes(made.total)}   on {format_count(ranks, 'rank')}")
+    print(f"memory of a rank  {format_bytes(made.total)}   on {format_count(ranks, 'rank')}, {how}")
     for name in ("weights", "gradients", "moments", "activations"):
         print(f"  {name:<15} {format_bytes(getattr(made, name))}")
     print(f"checkpoint        {format_bytes(made.checkpoint)}")

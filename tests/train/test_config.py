@@ -79,6 +79,14 @@ def test_a_size_sets_what_the_file_does_not(size: str) -> None:
     assert sources["model.dim"] == f"model.size = {size}"
 
 
+def test_a_size_set_by_hand_wins_over_the_file_and_not_over_other_sets() -> None:
+    tree = {**MINIMAL, "model": {"dim": 128, "layers": 3, "context": 80}}
+    config, sources = Config.from_tree(tree, ["model.layers=5", "model.size=2m"], where="run.toml")
+    assert (config.model.dim, config.model.layers, config.model.context) == (SIZES["2m"]["dim"], 5, 80)
+    assert sources["model.dim"] == "model.size = 2m"
+    assert sources["model.layers"] == "--set model.layers=5"
+
+
 def test_every_key_is_explained() -> None:
     meanings = dict(docs(Config))
     assert set(flatten(make())) <= set(meanings)

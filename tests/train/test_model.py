@@ -251,6 +251,34 @@ def test_large_models_are_planned_without_memory(size: str, billions: tuple[floa
     assert one.checkpoint == 12 * one.parameters
 
 
+@pytest.mark.parametrize(
+    ("sets", "published"),
+    [
+        (["model.size=7b", "model.kv_heads=32", "model.hidden=11008", "model.vocab=32000"], 6_738_415_616),
+        (["model.size=7b", "model.vocab=32000"], 7_241_732_096),
+        (["model.size=1b", "model.vocab=128256"], 1_235_814_400),
+    ],
+    ids=["Llama 7B", "Mistral 7B", "Llama 3.2 1B"],
+)
+def test_known_models_have_their_published_number_of_parameters(sets: list[str], published: int) -> None:
+    config = Config.from_tree(
+        {**TREE, "model": {"context": 2048, "qk_norm": False}}, [*sets, "data.image="], where="test"
+    )[0]
+    made = plan(config)
+    assert made.parameters == published
+    # 6 FLOPs a weight and position (Kaplan et al. 2020), and up to a fifth more for attention
+    assert 5.4 * published < made.flops_per_position < 7.2 * published
+
+
+def test_what_is_left_to_the_machine_is_planned_for_gpus() -> None:
+    tree = {**TREE, "model": {"size": "1b", "context": 2048}}
+    config = Config.from_tree(tree, ["data.micro_batch=1"], where="test")[0]
+    one, eight = plan(config), plan(config, world=8)
+    assert eight.weights == one.weights // 8
+    exact = Config.from_tree(tree, ["data.micro_batch=1", "parallel.dtype=float32"], where="test")[0]
+    assert plan(exact).activations > 1.2 * one.activations
+
+
 def test_the_count_of_flops_is_torchs_own() -> None:
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
