@@ -51,7 +51,16 @@ MANIFESTS = "_datasync/manifests/"
 
 # Files by which other programs recognise a finished tree or a finished checkpoint: copied after all others.
 _MARKERS = frozenset(
-    {INDEX, ".metadata", "latest", "_SUCCESS", "COMMIT", "COMPLETE", "latest_checkpointed_iteration.txt"}
+    {
+        INDEX,
+        ".metadata",
+        "commit.json",
+        "latest",
+        "_SUCCESS",
+        "COMMIT",
+        "COMPLETE",
+        "latest_checkpointed_iteration.txt",
+    }
 )
 
 
