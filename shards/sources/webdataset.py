@@ -22,6 +22,8 @@ from shards.sources.files import FileList, hidden
 from shards.sources.ranges import Edge, Part, open_part, part_tasks
 
 _MAX_MEMBER = (1 << 32) - 1
+_MAX_HEADER = 1 << 20
+_PAX = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
 _SMALL_MEMBER = 1 << 27
 _GROWTH = 200  # times the whole compressed archive; no media, and no array worth having, is packed better
 
@@ -218,7 +220,18 @@ class _Counted:
 
 
 class _Member(tarfile.TarInfo):
-    """A member whose damaged header is an error; `tarfile` would take it for the end of the archive."""
+    """A member whose header must be sound.
+
+    `tarfile` would take a damaged one for the end of the archive, hold a long name of any length, and read a
+    member of less than no bytes again and again.
+    """
+
+    def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
+        name_or_pax = self.type in (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK) or self.type in _PAX
+        if self.size < 0 or (name_or_pax and self.size > _MAX_HEADER):
+            raise ValueError(f"a header with the size {self.size:,}")
+        found: tarfile.TarInfo = super()._proc_member(archive)  # type: ignore[misc]  # not in the stubs
+        return found
 
     @classmethod
     def fromtarfile(cls, tarfile: tarfile.TarFile) -> _Member:

@@ -59,10 +59,14 @@ def sound(frames: int = 800) -> bytes:
     return buffer.getvalue()
 
 
-def tar(*members: tuple[str | tarfile.TarInfo, bytes], mode: str = "w") -> bytes:
+def tar(*members: tuple[str | tarfile.TarInfo | bytes, bytes], mode: str = "w") -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode=mode) as archive:  # type: ignore[call-overload]  # any mode
         for name, data in members:
+            if isinstance(name, bytes):
+                archive.fileobj.write(name)
+                archive.offset += len(name)
+                continue
             member = tarfile.TarInfo(name) if isinstance(name, str) else name
             member.size = len(data)
             archive.addfile(member, io.BytesIO(data))
@@ -73,6 +77,17 @@ def special(name: str, kind: bytes) -> tuple[tarfile.TarInfo, bytes]:
     member = tarfile.TarInfo(name)
     member.type, member.linkname = kind, "/etc/passwd"
     return member, b""
+
+
+def sized(name: str, size: bytes, kind: bytes = b"0") -> tuple[bytes, bytes]:
+    """A header that says this size, whatever follows."""
+    member = tarfile.TarInfo(name)
+    member.type = kind
+    head = bytearray(member.tobuf(tarfile.GNU_FORMAT))
+    head[124:136] = size
+    head[148:156] = b" " * 8
+    head[148:156] = b"%06o\0 " % sum(head)
+    return bytes(head), b""
 
 
 def zeros(name: str, size: int) -> bytes:
@@ -192,6 +207,21 @@ CASES: dict[str, tuple[bytes | Callable[[], bytes], int, str]] = {
         zeros("big.bin", 0)[:124] + b"77777777777\0" + zeros("big.bin", 0)[136:],
         0,
         "tar",
+    ),
+    "negative_size.tar": (
+        tar(("a.txt", b"1"), ("c.txt", b"1"), sized("b.txt", b"\xff" * 10 + b"\xfe\0")),
+        1,
+        "the size -512",
+    ),
+    "endless_name.tar": (
+        tar(("a.txt", b"1"), sized("x", b"\x80" + b"\0" * 6 + b"\1" * 5, b"L")),
+        1,
+        "the size",
+    ),
+    "endless_pax.tar": (
+        tar(("a.txt", b"1"), sized("x", b"\x80" + b"\0" * 6 + b"\1" * 5, b"x")),
+        1,
+        "the size",
     ),
     "no_archive.tar": (b"PK\3\4" + bytes(range(256)) * 4, 0, "header"),
     "bomb.tar.gz": (lambda: gzip.compress(zeros("z.bin", 200 << 20), 1), 0, "far more than the archive"),
