@@ -214,12 +214,12 @@ CASES: dict[str, tuple[bytes | Callable[[], bytes], int, str]] = {
         "the size -512",
     ),
     "endless_name.tar": (
-        tar(("a.txt", b"1"), sized("x", b"\x80" + b"\0" * 6 + b"\1" * 5, b"L")),
+        tar(("a.txt", b"1"), ("c.txt", b"1"), sized("x", b"\x80" + b"\0" * 6 + b"\1" * 5, b"L")),
         1,
         "the size",
     ),
     "endless_pax.tar": (
-        tar(("a.txt", b"1"), sized("x", b"\x80" + b"\0" * 6 + b"\1" * 5, b"x")),
+        tar(("a.txt", b"1"), ("c.txt", b"1"), sized("x", b"\x80" + b"\0" * 6 + b"\1" * 5, b"x")),
         1,
         "the size",
     ),
