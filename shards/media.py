@@ -77,6 +77,8 @@ _MAGIC = (
     (b"BM", "image/bmp"),
     (b"II*\0", "image/tiff"),
     (b"MM\0*", "image/tiff"),
+    (b"II+\0", "image/tiff"),
+    (b"MM\0+", "image/tiff"),
     (b"fLaC", "audio/flac"),
     (b"ID3", "audio/mpeg"),
     (b"\0\0\x01\xba", "video/mpeg"),
@@ -208,7 +210,7 @@ def _whole_png(data: bytes) -> None:
 
 def _whole_riff(data: bytes) -> None:
     """The length in the header must be there; a recorder that was cut off says zero or the maximum."""
-    said = int.from_bytes(data[4:8], "little")
+    said = int.from_bytes(data[4:8], "big" if data[:4] == b"FORM" else "little")
     if said not in (0, 0xFFFFFFFF) and said + 8 > len(data) + 1:
         raise MediaError(f"the file is truncated: {len(data):,} bytes of {said + 8:,}")
 
@@ -328,8 +330,10 @@ _STRUCTURE: dict[str, Callable[[bytes], None]] = {
     "image/avif": _whole_mp4,
     "image/heic": _whole_mp4,
     "audio/wav": _whole_wav,
+    "audio/aiff": _whole_riff,
     "audio/ogg": _whole_ogg,
     "audio/mp4": _whole_mp4,
+    "video/avi": _whole_riff,
     "video/mp4": _whole_mp4,
     "video/ogg": _whole_ogg,
     "video/webm": _whole_matroska,

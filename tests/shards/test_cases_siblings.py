@@ -173,6 +173,8 @@ CASES: dict[str, tuple[bytes | Callable[[], bytes], int, str]] = {
             ("tif", "TIFF"),
         )
     },
+    "large.tif": (picture("TIFF", big_tiff=True), 1, ""),
+    "large_cut.tif": (picture("TIFF", big_tiff=True)[:-20], 0, "truncated"),
     "packed.tif": (picture("TIFF", compression="tiff_lzw")[:-300], 0, "cannot be opened"),
     "zeros.png": (bytes(500), 0, "something unknown"),
     "vector.png": (b'<svg xmlns="http://www.w3.org/2000/svg"></svg>', 0, "no image"),
