@@ -172,7 +172,10 @@ def write_report(runs: Sequence[Run], out: Path) -> Path:
     heads = "".join(f"<th>{html.escape(label)}" for label in labels)
     rows = {"state": [run.state for run in runs], "step": [f"{run.step}/{run.steps}" for run in runs]}
     rows |= {"loss": [run.loss for run in runs], "eval_loss": [run.eval_loss for run in runs]}
-    rows |= {"goodput": [run.goodput for run in runs], "tokens/s": [run.tokens_per_s for run in runs]}
+    rows |= {
+        "goodput": [None if run.goodput is None else f"{run.goodput:.0%}" for run in runs],
+        "tokens/s": [run.tokens_per_s for run in runs],
+    }
     rows |= differences(runs)
     body = "".join(
         f"<tr><th>{html.escape(key)}" + "".join(f"<td>{html.escape(show(value))}" for value in values)
@@ -192,4 +195,6 @@ def show(value: Any) -> str:
     """A value of a table."""
     if value is None:
         return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return str(value)

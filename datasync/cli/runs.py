@@ -70,22 +70,16 @@ def runs(
 
 def _list(table: Sequence[Run]) -> None:
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from train.runs import show
 
     grid = Table(
-        "run",
-        "state",
-        "step",
-        "loss",
-        "eval",
-        "tokens/s",
-        "data wait",
-        "goodput",
-        "starts",
-        "weights",
+        Column("run", no_wrap=True),
+        Column("state", no_wrap=True),
+        *("step", "loss", "eval", "tok/s", "wait", "goodput", "starts"),
         box=None,
+        pad_edge=False,
     )
     for run in table:
         grid.add_row(
@@ -98,7 +92,6 @@ def _list(table: Sequence[Run]) -> None:
             f"{100 * run.wait:.1f}%" if run.wait is not None else "-",
             f"{100 * run.goodput:.0f}%" if run.goodput is not None else "-",
             str(len(run.attempts)),
-            (run.digest or "-")[:12],
         )
     Console().print(grid)
 
@@ -110,16 +103,8 @@ def _goodput(table: Sequence[Run]) -> None:
     from shards.progress import format_seconds as seconds
 
     for run in table:
-        grid = Table(
-            "start",
-            "steps that count",
-            "setting up",
-            "done again",
-            "pause before",
-            "in all",
-            "ended",
-            box=None,
-        )
+        titles = ("start", "steps that count", "setting up", "done again", "pause before", "in all", "ended")
+        grid = Table(*titles, box=None, pad_edge=False)
         for a in run.attempts:
             again = f"{seconds(a.lost_s)} ({a.redone} steps)" if a.redone else "-"
             pause = seconds(a.idle_s) if a.idle_s else "-"
@@ -142,12 +127,12 @@ def _differences(table: Sequence[Run]) -> None:
 
     from train.runs import differences, show
 
-    grid = Table("", *(str(run.path) for run in table), box=None)
+    grid = Table("", *(str(run.path) for run in table), box=None, pad_edge=False)
+    grid.add_row("weights", *((run.digest or "-")[:12] for run in table))
     for key, values in differences(table).items():
         grid.add_row(key, *(show(value) for value in values))
-    if grid.row_count:
-        print()
-        Console().print(grid)
+    print()
+    Console().print(grid)
 
 
 def _export(run: Path, folder: Path, step: int | None) -> None:

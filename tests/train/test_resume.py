@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import subprocess
@@ -155,6 +156,28 @@ def test_checkpoints_in_another_store_resume_on_another_machine(
     run(1, *sets(shapes, tmp_path / "there", store))
     assert digest(tmp_path / "there") == digest(undisturbed)
     assert [r["step"] for r in records(tmp_path / "there")] == list(range(9, STEPS + 1))
+
+
+def test_a_replicated_checkpoint_is_whole_and_continues_on_another_cluster(
+    shapes: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    clusters = tmp_path / "clusters.toml"
+    clusters.write_text(
+        "".join(f'[clusters.{name}]\nurl = "{tmp_path / name}"\n' for name in ("here", "there"))
+    )
+    variables = {"DATASYNC_CONFIG": str(clusters)}
+    (tmp_path / "here").mkdir()
+    start(
+        1, *sets(shapes, tmp_path / "one", "checkpoint.url=here:kept", "fault.kill=0:10"), **variables
+    ).wait()
+    copy = [sys.executable, "-m", "datasync.cli", "replicate", "here:kept", "--to", "there:kept"]
+    done = subprocess.run(copy, env={**os.environ, **variables}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "here").rename(tmp_path / "gone")
+    two = tmp_path / "two"
+    outcome = start(1, *sets(shapes, two, "checkpoint.url=there:kept"), **variables).wait()[0]
+    assert outcome["digest"] == digest(undisturbed)
+    assert [r["step"] for r in records(two)] == list(range(9, STEPS + 1))
 
 
 def test_other_data_is_refused_by_name_and_taken_where_it_is_meant(shapes: Path, tmp_path: Path) -> None:
