@@ -20,8 +20,12 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
-# Each shard takes as much memory as the one before: giving it back in between only costs page faults (glibc).
-_KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
+_ENVIRONMENT = {
+    # Each shard takes as much memory as the one before: giving it back in between costs page faults (glibc).
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+    # There is a worker for each CPU: threads of its own for NumPy would only take turns.
+    "OPENBLAS_NUM_THREADS": "1",
+}
 
 _CODE = "import sys; sys.path[:] = {path!r}; from shards.worker import main; main({task}, {life})"
 
@@ -40,7 +44,7 @@ class Worker:
             [sys.executable, "-P", "-c", code],
             pass_fds=(theirs.fileno(), read_end),
             stdin=subprocess.DEVNULL,
-            env=_KEEP_MEMORY | os.environ,
+            env=_ENVIRONMENT | os.environ,
         )
         theirs.close()
         os.close(read_end)
