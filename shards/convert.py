@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from shards import appended, commit, engines
-from shards.errors import FormatError, UsageError
+from shards.errors import ConflictError, FormatError, UsageError
 from shards.find import Found, find
 from shards.journal import Journal, jobs, listing
 from shards.options import ConvertOptions
@@ -311,9 +311,23 @@ class _Run:
                 )
 
     def _made_from_this(self) -> bool:
-        """Whether a job from this source was published here before."""
-        done = (Journal(self._sink, name).done() for name in jobs(self._sink))
-        return any(summary["source"] == self._found.label_url for summary in done if summary is not None)
+        """Whether all of the dataset that is there came from this source, so that nothing else is lost."""
+        done = [summary for name in jobs(self._sink) if (summary := Journal(self._sink, name).done())]
+        if not done:
+            return False
+        if all(summary["source"] == self._found.label_url for summary in done):
+            return True
+        there = {
+            split: before.index.extra.get("version")
+            for split, before in self._before.items()
+            if before.index is not None
+        }
+        return any(
+            summary["source"] == self._found.label_url
+            and not summary.get("shards")  # which appending jobs keep
+            and all(summary["versions"].get(split) == version for split, version in there.items())
+            for summary in done
+        )
 
     def _first_ordinal(self) -> int:
         """Where the numbers of this job's shards begin: behind those that are there, when appending."""
@@ -355,11 +369,26 @@ class _Run:
     def commit(self) -> ConvertResult:
         """Publish what the tasks made."""
         description = self._journal.description()
-        assert description is not None
         records = self._journal.records()
+        if description is None or len(records) < description["tasks"]:
+            return self._overtaken()
         result = _commit(self._sink, self._journal, description, records, self._before)
         self._sweep()
         return replace(result, ran=self._ran, notes=self._found.notes)
+
+    def _overtaken(self) -> ConvertResult:
+        """What another run published while this one worked: the records of tasks go when a job is published.
+
+        Raises:
+            ConflictError: That was another job; what this one has made is not whole any more.
+        """
+        done = self._journal.done()
+        if done is not None:
+            return to_result(self._sink, self._name, done, (), finished=True, notes=self._found.notes)
+        raise ConflictError(
+            f"{self._sink.url} was published by another run while this one worked; that is untouched",
+            mend="let one run work at a place; then run again with --overwrite or --append",
+        )
 
     def result(self) -> ConvertResult:
         """What a share of a job did; nothing is published."""

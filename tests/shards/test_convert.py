@@ -415,6 +415,46 @@ def test_two_writers_do_not_overwrite_each_other_in_silence(
     assert len(rows(tmp_path / "out")) == 9
 
 
+@pytest.mark.parametrize("same_version_there", [False, True])
+def test_a_run_that_was_overtaken_by_the_same_job_publishes_nothing_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same_version_there: bool
+) -> None:
+    made = jsonl(tmp_path / "a.jsonl", 400)
+    if same_version_there:
+        convert(tmp_path / "a.jsonl", tmp_path / "out", size_limit=SMALL)
+        os.utime(tmp_path / "a.jsonl", (1, 1))  # another job, with the same bytes
+    real = job._Run.commit
+
+    def late(self) -> Any:
+        monkeypatch.undo()
+        convert(tmp_path / "a.jsonl", tmp_path / "out", size_limit=SMALL)
+        # What this run recorded after the other one had published and forgotten its records.
+        self._journal.record(0, {"rows": 0, "skipped": 0, "examples": [], "shards": {}, "quarantine": []})
+        return real(self)
+
+    monkeypatch.setattr(job._Run, "commit", late)
+    result = convert(tmp_path / "a.jsonl", tmp_path / "out", size_limit=SMALL)
+    assert (result.finished, result.rows) == (True, 400)
+    assert rows(tmp_path / "out") == made
+
+
+def test_a_run_whose_journal_was_swept_by_another_job_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = jsonl(tmp_path / "a.jsonl", 40)
+    real = job._Run.commit
+
+    def late(self) -> Any:
+        monkeypatch.undo()
+        convert(tmp_path / "a.jsonl", tmp_path / "out", compression="zstd:9")
+        return real(self)
+
+    monkeypatch.setattr(job._Run, "commit", late)
+    with pytest.raises(ConflictError, match="published by another run"):
+        convert(tmp_path / "a.jsonl", tmp_path / "out")
+    assert rows(tmp_path / "out") == made
+
+
 def test_a_transform_maps_filters_and_splits_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = jsonl(tmp_path / "a.jsonl", 10)
     (tmp_path / "mytransform.py").write_text(

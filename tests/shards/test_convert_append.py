@@ -69,3 +69,30 @@ def test_what_an_overwritten_dataset_had_is_new_to_the_next(tmp_path: Path) -> N
     convert(tmp_path / "a.jsonl", tmp_path / "out", append=True)
     assert len(rows(tmp_path / "out")) == 15
     assert rows(tmp_path / "out")[:5] == second
+
+
+def test_a_part_of_what_a_dataset_is_made_of_does_not_replace_it_unasked(tmp_path: Path) -> None:
+    parts = [
+        jsonl(tmp_path / f"{day}.jsonl", count) for day, count in (("mon", 10), ("tue", 20), ("wed", 30))
+    ]
+    out = tmp_path / "out"
+    convert(tmp_path / "mon.jsonl", out)
+    for day in ("tue", "wed"):
+        convert(tmp_path / f"{day}.jsonl", out, append=True)
+    assert convert(tmp_path / "tue.jsonl", out, append=True).finished
+    for day in days:
+        with pytest.raises(UsageError, match="made from something else"):
+            convert(tmp_path / f"{day}.jsonl", out)
+    assert rows(out) == [row for part in parts for row in part]
+    convert(tmp_path / "tue.jsonl", out, overwrite=True)
+    assert rows(out) == parts[1]
+    assert convert(tmp_path / "tue.jsonl", out, compression="zstd:9").rows == 20
+
+
+def test_a_corpus_that_was_appended_to_may_be_sharded_anew(tmp_path: Path) -> None:
+    first = jsonl(tmp_path / "in" / "a.jsonl", 10)
+    convert(tmp_path / "in", tmp_path / "out")
+    second = jsonl(tmp_path / "in" / "b.jsonl", 20)
+    convert(tmp_path / "in", tmp_path / "out", append=True)
+    convert(tmp_path / "in", tmp_path / "out", compression="zstd:9")
+    assert rows(tmp_path / "out") == first + second
