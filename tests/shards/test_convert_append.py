@@ -72,9 +72,8 @@ def test_what_an_overwritten_dataset_had_is_new_to_the_next(tmp_path: Path) -> N
 
 
 def test_a_part_of_what_a_dataset_is_made_of_does_not_replace_it_unasked(tmp_path: Path) -> None:
-    parts = [
-        jsonl(tmp_path / f"{day}.jsonl", count) for day, count in (("mon", 10), ("tue", 20), ("wed", 30))
-    ]
+    days = {"mon": 10, "tue": 20, "wed": 30}
+    parts = [jsonl(tmp_path / f"{day}.jsonl", count) for day, count in days.items()]
     out = tmp_path / "out"
     convert(tmp_path / "mon.jsonl", out)
     for day in ("tue", "wed"):
