@@ -110,6 +110,26 @@ def _group_lives(pid: int) -> bool:
     return True
 
 
+@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGTERM])
+def test_a_worker_that_dies_is_an_error_and_no_hang(remote: Path, tmp_path: Path, expected, stop) -> None:
+    loader = StreamingDataLoader(dataset(str(remote), tmp_path), num_workers=2, prefetch_factor=1)
+    got: list[list[int]] = []
+
+    def read() -> None:
+        for batch in loader:
+            got.append(ids(batch))
+            if len(got) == 5:
+                children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text()
+                for child in children.split():
+                    os.kill(int(child), stop)
+
+    with pytest.raises(RuntimeError, match="worker"):  # torch's own, after seconds
+        read()
+    again = StreamingDataLoader(dataset(str(remote), tmp_path), num_workers=1)
+    again.load_state_dict(loader.state_dict())
+    assert got + [ids(batch) for batch in again] == expected[: len(expected) // 2]
+
+
 def test_32_datasets_in_one_process(remote: Path, tmp_path: Path, expected) -> None:
     made = [dataset(str(remote), tmp_path / f"cache{i % 3}", cache_limit=None) for i in range(32)]
     loaders = [iter(StreamingDataLoader(one)) for one in made]

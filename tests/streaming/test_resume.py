@@ -108,6 +108,30 @@ def test_the_position_counts_what_came_out_not_what_workers_prepared(build):
     assert loader.state_dict()["sample_in_epoch"] == 72
 
 
+def only_even_packed(samples):
+    """A filter and a packer: half of the samples are left out, the texts of the others are put together."""
+    kept = [sample for sample in samples if sample["id"] % 2 == 0]
+    return " ".join(sample["text"] for sample in kept)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_filter_and_a_packer_do_not_move_the_position(build, workers):
+    def loader():
+        return StreamingDataLoader(build(), collate_fn=only_even_packed, num_workers=workers)
+
+    whole = list(loader())
+    got, state = [], None
+    while len(got) < len(whole):
+        made = loader()
+        if state is not None:
+            made.load_state_dict(state)
+        for _, packed in zip(range(5), made, strict=False):
+            got.append(packed)
+            state = made.state_dict()
+    assert got == whole
+    assert state["epoch"] == 1
+
+
 def test_the_end_of_an_epoch_is_the_beginning_of_the_next(build, monkeypatch):
     loader = StreamingDataLoader(build())
     epoch = [ids(batch) for batch in loader]
