@@ -83,7 +83,7 @@ class Progress:
         self._lock = threading.Lock()
         self._started = time.monotonic()
         self._logged = self._started
-        self._narrow = False
+        self._width = 200  # of a log
         self._bar: RichProgress | None = None
         self._task: TaskID | None = None
 
@@ -120,7 +120,7 @@ class Progress:
         """`1,204/2,000 objects · 12.1/71.3 GiB · 80.2 MiB/s · 5 m 10 s left`."""
         elapsed = max(time.monotonic() - self._started, 1e-9)
         of_items = f"/{self.total_items:,}" if self.total_items is not None else ""
-        known = self.total_bytes is not None and not self._narrow  # on a narrow terminal the bar says it
+        known = self.total_bytes is not None and self._width >= 110  # on a narrow terminal the bar says it
         of_bytes = f" of {format_bytes(self.total_bytes or 0)}" if known else ""
         parts = [f"{self.items:,}{of_items} {self.unit}"]
         if self.bytes or self.total_bytes:
@@ -131,6 +131,8 @@ class Progress:
             parts.append(f"{format_seconds(left)} left")
         if self.note:
             parts.append(self.note)
+        if self._width < 70:  # what matters: the rate and the time left
+            parts = parts[2:4] or parts[:1]
         return " · ".join(parts)
 
     def _seconds_left(self, elapsed: float) -> float | None:
@@ -145,11 +147,12 @@ class Progress:
         from rich.progress import Progress as RichProgress
 
         console = Console(file=self._file)
-        self._narrow = console.width < 110
-        label = self.label if len(self.label) <= 20 or not self._narrow else f"{self.label[:19]}…"
+        self._width = console.width
+        room = 12 if self._width < 70 else 20 if self._width < 110 else len(self.label)
+        label = self.label if len(self.label) <= room else f"{self.label[: room - 1]}…"
         self._bar = RichProgress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=8 if self._narrow else 24),
+            BarColumn(bar_width=4 if self._width < 70 else 8 if self._width < 110 else 24),
             TextColumn("{task.fields[counts]}"),
             console=console,
             refresh_per_second=5,
