@@ -126,6 +126,10 @@ class ConvertOptions:
             raise UsageError(f"--task {self.task[0]}/{self.task[1]}", mend="give i/n with i from 0 to n-1")
         if self.seq_len is not None and self.tokenizer is None:
             raise UsageError("--seq-len needs --tokenizer", mend="name one: --tokenizer bytes")
+        if self.packing != "concat" and self.seq_len is None:
+            raise UsageError("--packing needs --seq-len", mend="write --tokenizer bytes --seq-len 2048")
+        if self.text != "text" and self.tokenizer is None:
+            raise UsageError("--text needs --tokenizer", mend="name one: --tokenizer bytes")
         if self.encoding is not None:
             try:
                 codecs.lookup(self.encoding)

@@ -6,6 +6,7 @@ options, the columns, the code of a transform. Nothing of the machine, the engin
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import inspect
@@ -84,10 +85,16 @@ def load_transform(transform: str | Callable[..., Any] | None) -> Callable[..., 
     if here not in sys.path:
         sys.path.append(here)
     try:
-        found = getattr(importlib.import_module(module_name.removesuffix(".py").replace("/", ".")), name)
+        with contextlib.redirect_stdout(sys.stderr):
+            found = getattr(importlib.import_module(module_name.removesuffix(".py").replace("/", ".")), name)
     except (ImportError, AttributeError) as error:
         raise UsageError(
             f"--transform {transform}: {error}", mend="run from the folder of the module"
+        ) from error
+    except (Exception, SystemExit) as error:
+        raise UsageError(
+            f"--transform {transform}: importing {module_name} raised {type(error).__name__}: {error}",
+            mend="mend the module; what a script does belongs below `if __name__ == '__main__':`",
         ) from error
     if not callable(found):
         raise UsageError(f"--transform {transform}: it is no function", mend="name a function of one row")

@@ -9,8 +9,10 @@ are found by masks. Both ways give the same bytes.
 from __future__ import annotations
 
 import base64
+import contextlib
 import datetime
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
 from types import MappingProxyType
@@ -24,7 +26,7 @@ from shards.infer import is_file_struct
 from shards.options import ConvertOptions
 from shards.plan import load_transform
 from shards.resolve import Resolver
-from shards.schema import Column, Schema
+from shards.schema import MEDIA_ENCODINGS, Column, Schema
 from shards.sources.base import Bad, Item, Row, Table, reason
 
 if TYPE_CHECKING:
@@ -101,9 +103,11 @@ class Rows:
             yield row
             return
         try:
-            made = self._transform(dict(row.values))
-            several = [] if made is None else [made] if isinstance(made, Mapping) else list(made)
-        except Exception as error:  # noqa: BLE001  whatever the user's code raises makes the row bad
+            # Standard output is for results; what the user's code prints goes where logs go.
+            with contextlib.redirect_stdout(sys.stderr):
+                made = self._transform(dict(row.values))
+                several = [] if made is None else [made] if isinstance(made, Mapping) else list(made)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  whatever the code raises makes the row bad
             yield _bad(f"the transform raised {type(error).__name__}: {error}", row)
             return
         for number, values in enumerate(several):
@@ -351,8 +355,10 @@ def _value(value: Any, column: Column) -> Any:
             return float(value)
         if encoding == "str_decimal":
             return Decimal(value)
-        if encoding in ("bytes", "jpeg", "png"):
+        if encoding == "bytes":
             return value.encode()
+        if encoding in MEDIA_ENCODINGS:
+            raise ValueError(f"no image but text: {value[:40]!r}")
     elif encoding == "str":
         if isinstance(value, datetime.date | datetime.time):
             return value.isoformat()

@@ -97,7 +97,8 @@ def make_schema(
         encoding = given.get(source)
         if encoding is not None:
             check_encoding(encoding, source)
-            column = replace(column, encoding=encoding, nullable=encoding == "json")
+            media = "image" if encoding in MEDIA_ENCODINGS else column.media
+            column = replace(column, encoding=encoding, media=media, nullable=encoding == "json")
         columns.append(replace(column, name=rename.get(source, column.name)))
     if not columns:
         raise UsageError("no column is left", mend="drop fewer columns, or select at least one")

@@ -11,7 +11,6 @@ the models that such files are known from.
 from __future__ import annotations
 
 import base64
-import binascii
 import os
 from collections.abc import Sequence
 from functools import lru_cache
@@ -86,7 +85,8 @@ def load_tokenizer(name: str, eos: int | None = None) -> Tokenizer:
         model = tokenizers.Tokenizer.from_file(name) if name.endswith(".json") else _from_tiktoken(Path(name))
     except Exception as error:
         raise UsageError(
-            f"--tokenizer {name} cannot be read: {error}", mend="give a tokenizer.json"
+            f"--tokenizer {name} cannot be read: {error}",
+            mend="give a tokenizer.json, or a tiktoken file of BPE ranks",
         ) from error
     model.no_padding()
     model.no_truncation()
@@ -113,13 +113,13 @@ def _from_tiktoken(path: Path) -> Any:
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
     ranks: dict[bytes, int] = {}
-    for line in path.read_bytes().splitlines():
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
         if line.strip():
-            token, rank = line.split()
             try:
+                token, rank = line.split()
                 ranks[base64.b64decode(token, validate=True)] = int(rank)
-            except binascii.Error as error:
-                raise ValueError(f"{token[:20]!r} is no base64") from error
+            except ValueError as error:
+                raise ValueError(f"line {number} is not a token in base64 and its rank") from error
     letters = _byte_letters()
 
     def spelled(token: bytes) -> str:
