@@ -59,6 +59,8 @@ class Progress:
         unit (str): What an item is called. Default: ``objects``.
         quiet (bool): Show nothing. Default: ``False``.
         file (TextIO | None): Where to show it. Default: standard error.
+        beside (Progress | None): Another progress, entered before this one and left after it, below whose bar
+            this one's is shown. Default: ``None``.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Progress:
         unit: str = "objects",
         quiet: bool = False,
         file: TextIO | None = None,
+        beside: Progress | None = None,
     ) -> None:
         self.label = label
         self.total_bytes = total_bytes
@@ -80,6 +83,7 @@ class Progress:
         self.note = ""
         self._quiet = quiet
         self._file = file if file is not None else sys.stderr
+        self._beside = beside
         self._lock = threading.Lock()
         self._started = time.monotonic()
         self._logged = self._started
@@ -98,7 +102,8 @@ class Progress:
     ) -> None:
         if self._bar is not None:
             self._refresh_bar()
-            self._bar.stop()
+            if self._beside is None:
+                self._bar.stop()
 
     def advance(self, *, bytes: int = 0, items: int = 0, note: str | None = None) -> None:
         """Count finished work; `note` is a short remark shown at the end of the line."""
@@ -150,17 +155,21 @@ class Progress:
         self._width = console.width
         room = 12 if self._width < 70 else 20 if self._width < 110 else len(self.label)
         label = self.label if len(self.label) <= room else f"{self.label[: room - 1]}…"
-        self._bar = RichProgress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=4 if self._width < 70 else 8 if self._width < 110 else 24),
-            TextColumn("{task.fields[counts]}"),
-            console=console,
-            refresh_per_second=5,
-            transient=True,
-        )
+        if self._beside is not None:
+            self._bar = self._beside._bar
+        if self._bar is None:
+            self._beside = None
+            self._bar = RichProgress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=4 if self._width < 70 else 8 if self._width < 110 else 24),
+                TextColumn("{task.fields[counts]}"),
+                console=console,
+                refresh_per_second=5,
+                transient=True,
+            )
+            self._bar.start()
         total = self.total_bytes or self.total_items
         self._task = self._bar.add_task(label, total=total, counts="")
-        self._bar.start()
 
     def _refresh_bar(self) -> None:
         assert self._bar is not None

@@ -52,3 +52,27 @@ def test_quiet_shows_nothing() -> None:
         shown.advance(items=1)
     assert log.getvalue() == ""
     assert shown.items == 1
+
+
+class Terminal(io.StringIO):
+    """A terminal of 120 columns that keeps what is written to it."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_each_of_several_has_a_bar_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "xterm")
+    shown = Terminal()
+    with Progress("a → b", total_bytes=1000, total_items=10, file=shown) as first:
+        with Progress("a → c", total_bytes=1000, total_items=10, file=shown, beside=first) as second:
+            first.advance(bytes=900, items=9)
+            second.advance(bytes=100, items=1)
+            assert first._bar is second._bar
+            rows = [f"{task.description} {task.fields['counts']}" for task in first._bar.tasks]
+    assert re.match(r"a → b 9/10 objects · 900 B of 1000 B · .*/s · .* left$", rows[0])
+    assert re.match(r"a → c 1/10 objects · 100 B of 1000 B · .*/s · .* left$", rows[1])
+    text = shown.getvalue()
+    assert "a → b" in text
+    assert "a → c" in text

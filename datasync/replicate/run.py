@@ -15,7 +15,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -200,24 +199,43 @@ def unchanged(
     except NotFoundError:
         return {}
     tag = tag_of(source, info)
-    found = {}
-    for place, store in to.items():
+    found: dict[str, Receipt] = {}
+    answered: set[str] = set()
+
+    def look(place: str, store: Store) -> None:
         try:
-            receipt = receipts.read(store)
-            if (
-                receipt is None
-                or not receipt.whole
-                or receipt.index is None
-                or (receipt.source["endpoint"], receipt.source["url"]) != identity(source)
-            ):
-                continue
-            if receipt.source["index"] != {"tag": tag, "bytes": info.bytes}:
-                continue
-            if tag is not None and tag_of(store, store.stat(INDEX)) == receipt.index["tag"]:
+            receipt = _unchanged_at(store, source, {"tag": tag, "bytes": info.bytes})
+            if receipt is not None:
                 found[place] = receipt
-        except (NotFoundError, DatasyncError) as error:
+        except DatasyncError as error:
             log.info("%s must be looked at: %s", place, error)
-    return found
+        finally:
+            answered.add(place)
+
+    if len(to) == 1:
+        look(*next(iter(to.items())))
+        return found
+    threads = [threading.Thread(target=look, args=item, daemon=True) for item in to.items()]
+    for thread in threads:
+        thread.start()
+    until: float | None = None
+    while len(answered) < len(to) and (until is None or time.monotonic() < until):
+        time.sleep(0.005)
+        if answered and until is None:  # a dead one does not hold up the others
+            until = time.monotonic() + _LAG_SECONDS
+    return dict(found)
+
+
+def _unchanged_at(store: Store, source: Store, index: dict[str, object]) -> Receipt | None:
+    """The newest receipt of a place, if it proves what the source's `index` (tag and size) still is."""
+    receipt = receipts.read(store)
+    if receipt is None or not receipt.whole or receipt.index is None:
+        return None
+    if (receipt.source["endpoint"], receipt.source["url"]) != identity(source):
+        return None
+    if receipt.source["index"] != index or index["tag"] is None:
+        return None
+    return receipt if tag_of(store, store.stat(INDEX)) == receipt.index["tag"] else None
 
 
 def _already(outcome: Outcome, receipt: Receipt) -> None:
@@ -244,7 +262,8 @@ class _Run:
         self.outcomes = outcomes
         self.turn = threading.Condition()
         self.mover = self._new_mover()
-        self.progress: Progress | None = None
+        self.progress: dict[str, Progress] = {}
+        self.shown = contextlib.ExitStack()
         self.signature: tuple[str, bytes] | None = None
 
     def go(self) -> None:
@@ -262,18 +281,19 @@ class _Run:
         if self.options.dry_run:
             self._plan_only(catalog)
             return
-        opened = self._open_all(catalog)
-        try:
-            ready = [d for d in opened if self._guarded(d, partial(self._plan, d, catalog))]
-            total = sum(d.plan.bytes for d in ready if d.plan is not None)
-            count = sum(d.plan.objects for d in ready if d.plan is not None)
-            quiet = self.options.quiet or count == 0
-            label = f"replicate {self.name}"
-            with Progress(label, total_bytes=total, total_items=count, quiet=quiet) as self.progress:
-                self._group(ready, catalog)
-        finally:
-            for destination in opened:
-                destination.close()
+        with contextlib.ExitStack() as self.shown:
+            opened, late = self._open_all(catalog)
+            try:
+                ready = [d for d in opened if self._guarded(d, partial(self._plan, d, catalog))]
+                for destination in ready:
+                    self._show(destination)
+                if ready:
+                    self._group(ready, catalog)
+            finally:
+                for destination in opened:
+                    destination.close()
+                for thread in late:
+                    thread.join()
 
     def _check_apart(self) -> None:
         """A tree is not copied into itself, where each run would copy what the last one made."""
@@ -324,7 +344,7 @@ class _Run:
         threads = (
             []
             if self.options.dry_run
-            else [threading.Thread(target=ask, args=(s,)) for s in self.to.values()]
+            else [threading.Thread(target=ask, args=(s,), daemon=True) for s in self.to.values()]
         )
         for thread in threads:
             thread.start()
@@ -332,39 +352,99 @@ class _Run:
             yield
         finally:
             for thread in threads:
-                thread.join()
+                thread.join(_LAG_SECONDS)  # a dead one does not hold up the others
 
-    def _open_all(self, catalog: Catalog) -> list[Destination]:
-        """Every destination that can be worked at, opened side by side."""
+    def _open_all(self, catalog: Catalog) -> tuple[list[Destination], list[threading.Thread]]:
+        """Every destination that can be worked at, opened side by side.
+
+        One that takes much longer than the first, because it is slow or dead, goes its way in a thread of its
+        own, which is returned; the others do not wait for it.
+        """
         opened: dict[str, Destination] = {}
+        answered: set[str] = set()
+        began: list[bool] = []
 
-        def open_one(place: str, store: Store) -> None:
-            try:
-                opened[place] = open_destination(
-                    place,
-                    store,
-                    command=f"replicate {self.name}",
-                    turn=self.turn,
-                    stop=self.stop.event,
-                    read_back=self.options.verify == "full" or not store.abilities().crc32c,
-                    retry_seconds=self.options.retry_seconds,
-                    ttl=self.options.lease_seconds,
-                    on_progress=self._advance,
-                )
-            except DatasyncError as error:
-                self.outcomes[place].error = error
+        def begin(place: str, store: Store) -> None:
+            destination = self._open(place, store)
+            with self.turn:
+                answered.add(place)
+                self.turn.notify_all()
+                if not began:
+                    if destination is not None:
+                        opened[place] = destination
+                    return
+            if destination is not None:
+                self._alone_from_the_start(destination, catalog)
 
-        with ThreadPoolExecutor(len(self.to)) as pool:
-            for future in [pool.submit(open_one, *place) for place in self.to.items()]:
-                future.result()
-        ready = []
-        for place, store in self.to.items():
+        threads = {
+            place: threading.Thread(target=begin, args=(place, store)) for place, store in self.to.items()
+        }
+        for place, thread in threads.items():
             self._describe(place, catalog)
-            if place not in opened:
-                continue
-            ready.append(opened[place])
-            self._guarded(opened[place], partial(learn, catalog, store, opened[place].receipt))
-        return ready
+            thread.start()
+        until: float | None = None
+        with self.turn:
+            while len(answered) < len(threads) and (until is None or time.monotonic() < until):
+                self.turn.wait(0.2)
+                if opened and until is None:
+                    until = time.monotonic() + _LAG_SECONDS
+            began.append(True)
+        ready = [opened[place] for place in self.to if place in opened]
+        for destination in ready:
+            self._guarded(destination, partial(learn, catalog, destination.store, destination.receipt))
+            self._describe(destination.name, catalog)
+        return ready, [threads[place] for place in self.to if place not in answered]
+
+    def _open(self, place: str, store: Store) -> Destination | None:
+        """A destination under its lease, or None with its error told."""
+        try:
+            return open_destination(
+                place,
+                store,
+                command=f"replicate {self.name}",
+                turn=self.turn,
+                stop=self.stop.event,
+                read_back=self.options.verify == "full" or not store.abilities().crc32c,
+                retry_seconds=self.options.retry_seconds,
+                ttl=self.options.lease_seconds,
+                on_progress=partial(self._advance, place),
+            )
+        except DatasyncError as error:
+            self.outcomes[place].error = error
+        except Exception as error:  # a defect must not pass for success because a thread ended with it
+            log.exception("%s: %s", place, self.name)
+            self.outcomes[place].error = StoreError(f"{place}: {type(error).__name__}: {error}")
+        return None
+
+    def _alone_from_the_start(self, destination: Destination, catalog: Catalog) -> None:
+        """The whole way of a destination that could be opened only when the others were under way."""
+
+        def go() -> None:
+            self._plan(destination, catalog)
+            self._show(destination)
+            self._move([destination], _PHASES[0], catalog)
+            self._alone(destination, catalog, _PHASES[0])
+
+        try:
+            self._guarded(destination, go)
+        finally:
+            destination.close()
+
+    def _show(self, destination: Destination) -> None:
+        """Progress of one destination, below that of the others."""
+        plan = destination.plan
+        if plan is None or not plan.objects:
+            return
+        several = len(self.to) > 1
+        progress = Progress(
+            f"{self.name} → {destination.name}" if several else f"replicate {self.name}",
+            total_bytes=plan.bytes,
+            total_items=plan.objects,
+            quiet=self.options.quiet,
+            beside=next(iter(self.progress.values()), None),
+        )
+        with self.turn:
+            self.progress[destination.name] = self.shown.enter_context(progress)
 
     def _plan(self, destination: Destination, catalog: Catalog) -> None:
         plan = make_plan(destination, catalog)
@@ -541,9 +621,9 @@ class _Run:
         settle(final)
         return final
 
-    def _advance(self, count: int, objects: int) -> None:
-        if self.progress is not None:
-            self.progress.advance(bytes=count, items=objects)
+    def _advance(self, place: str, count: int, objects: int) -> None:
+        if place in self.progress:
+            self.progress[place].advance(bytes=count, items=objects)
 
     def _new_mover(self) -> Mover:
         return Mover(

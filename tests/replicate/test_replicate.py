@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -22,6 +23,7 @@ from datasync.ops import receipts
 from datasync.replicate import Options, Stop, replicate, transfer
 from datasync.replicate import lane as lanes
 from datasync.replicate.lease import Lease
+from datasync.storage import open_store
 from datasync.storage.local import LocalStore
 from shards.index import Index
 from tests.replicate.kit import (
@@ -166,6 +168,68 @@ def test_a_slow_destination_does_not_hold_up_the_others(places, monkeypatch):
     assert done.wait(30)
     assert [outcome.state for outcome in results] == ["published", "published"]
     assert data_of(slow) == data_of(source)
+
+
+def test_a_destination_that_cannot_be_opened_does_not_hold_up_the_others(tmp_path):
+    source, b = LocalStore(tmp_path / "a"), LocalStore(tmp_path / "b")
+    make_dataset(source)
+    dead = open_store(
+        "s3://bucket/x", endpoint="http://127.0.0.1:9", access_key="a", secret_key="b", region="x"
+    )
+    ended: list[float] = []
+    found = []
+
+    def go() -> None:
+        options = replace(QUICK, retry_seconds=12)
+        found.extend(replicate(source, {"dead": dead, "b": b}, name="emoji", options=options))
+        ended.append(time.monotonic())
+
+    thread = threading.Thread(target=go)
+    thread.start()
+    while receipts.read(b) is None and thread.is_alive():
+        time.sleep(0.05)
+    whole = time.monotonic()
+    thread.join()
+    assert receipts.read(b).whole
+    assert ended[0] - whole > 4, "the copy was published only when the dead one was given up"
+    assert [outcome.state for outcome in found] == ["failed", "published"]
+    assert "nothing listens" in found[0].error.message
+
+
+def test_a_destination_that_opens_late_gets_everything_all_the_same(tmp_path):
+    source, b = LocalStore(tmp_path / "a"), LocalStore(tmp_path / "b")
+    make_dataset(source, count=4)
+    waits = [3.0]
+    late = Spy(LocalStore(tmp_path / "c"), lambda op, key: time.sleep(waits.pop()) if waits else None)
+    outcomes = replicate(source, {"late": late, "b": b}, name="emoji", options=QUICK)
+    assert [outcome.state for outcome in outcomes] == ["published", "published"]
+    assert data_of(late) == data_of(b) == data_of(source)
+    assert outcomes[0].tally.copied == 4
+    assert not list(b.list("_datasync/journal/"))
+
+
+def test_each_destination_has_its_own_progress(tmp_path, monkeypatch):
+    from datasync.replicate import run as module
+
+    made = []
+
+    class Seen(module.Progress):
+        def __init__(self, label, **options):
+            super().__init__(label, **options)
+            made.append(self)
+
+    monkeypatch.setattr(module, "Progress", Seen)
+    source, b, c = (LocalStore(tmp_path / name) for name in "abc")
+    shards = make_dataset(source)
+    for name in list(shards)[:2]:
+        c.write(name, shards[name])
+    first = next(iter(shards))
+    c.write(first, b"?" * len(shards[first]))
+    replicate(source, {"b": b, "c": c}, name="emoji", options=QUICK)
+    total = sum(map(len, shards.values()))
+    assert [progress.label for progress in made] == ["emoji → b", "emoji → c"]
+    assert [(progress.total_items, progress.items) for progress in made] == [(6, 6), (6, 6)]
+    assert [(progress.total_bytes, progress.bytes) for progress in made] == [(total, total)] * 2
 
 
 def test_a_busy_destination_is_reported_and_the_others_go_on(places):
@@ -633,7 +697,6 @@ def test_options_that_make_no_sense_are_refused():
 def test_other_stores_through_fsspec_are_sources_and_destinations(tmp_path, monkeypatch):
     from datasync.replicate import lease
     from datasync.replicate.verify import verify
-    from datasync.storage import open_store
 
     monkeypatch.setattr(lease, "_SETTLE_SECONDS", 0.1)
     source, there, back = (
