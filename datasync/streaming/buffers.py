@@ -38,7 +38,8 @@ class Buffers:
             memory = np.empty(size, np.uint8).data
         array = np.frombuffer(memory, np.uint8)
         weakref.finalize(array, idle.append, memory).atexit = False
-        return array.view(dtype).reshape(shape)
+        made: np.ndarray[Any, Any] = array.view(dtype).reshape(shape)
+        return made
 
     def __reduce__(self) -> tuple[type[Buffers], tuple[()]]:
         return Buffers, ()
@@ -54,7 +55,8 @@ def shared_array(shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
     """A uint8 array in memory that another process can be handed without a copy, as PyTorch collates in."""
     import torch
 
-    storage = torch.UntypedStorage._new_shared(math.prod(shape), device="cpu")
+    make: Any = torch.UntypedStorage._new_shared  # what torch's own `default_collate` calls, without a type
+    storage = make(math.prod(shape), device="cpu")
     tensor = torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)
     array: _Shared = tensor.numpy().view(_Shared)
     array.tensor = tensor

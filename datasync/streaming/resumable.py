@@ -1,0 +1,190 @@
+"""Where a dataset stands, said and heard: `state_dict`, `load_state_dict` and what they are made of.
+
+The position is in `Position`, which a rank shares with its workers; what it means something in is the
+`Fingerprint` of data, mixture and order. A state holds both, and loading compares them (invariant 5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from datasync.errors import UsageError
+from datasync.streaming import arguments
+from datasync.streaming.agreement import check_agreement
+from datasync.streaming.catalog import Catalog
+from datasync.streaming.epoch import EpochOrder
+from datasync.streaming.iteration import generation_of
+from datasync.streaming.position import Position
+from datasync.streaming.state import Fingerprint, State, check_fits, digest
+from datasync.streaming.stream import Stream
+from datasync.streaming.world import World
+
+if TYPE_CHECKING:
+    from datasync.streaming.dataset import StreamingDataset
+
+
+class Resumable:
+    """The part of a `StreamingDataset` that knows where it stands. What it reads of the rest is declared."""
+
+    streams: list[Stream]
+    catalog: Catalog
+    epoch_size: int
+    batch_size: int | None
+    batching_method: str
+    sampling_method: str
+    sampling_granularity: int
+    shuffle: bool
+    shuffle_algo: str
+    shuffle_seed: int
+    shuffle_block_size: int | None
+    curriculum: arguments.Curriculum | None
+    tail: str
+    _position: Position
+    _world: World
+
+    if TYPE_CHECKING:
+
+        @property
+        def global_batch(self) -> int | None: ...
+
+        @property
+        def lanes(self) -> int: ...
+
+        def epoch_order(self, epoch: int) -> EpochOrder: ...
+
+    @property
+    def loaded_lanes(self) -> int:
+        """Canonical lanes of a loaded state; 0 for none."""
+        return self._position.lanes
+
+    @property
+    def loaded_nodes(self) -> int:
+        """Nodes that the run of a loaded state began with; 0 for unknown."""
+        return self._position.initial_nodes
+
+    @property
+    def position_serial(self) -> int:
+        """A number that changes whenever an epoch is begun or a position is loaded."""
+        return self._position.serial
+
+    @property
+    def next_epoch(self) -> int:
+        """The epoch that the next iteration will be."""
+        return self._position.next_epoch
+
+    @next_epoch.setter
+    def next_epoch(self, epoch: int) -> None:
+        self._position.set_next_epoch(epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next iteration be this epoch, for loops that count epochs themselves, as Accelerate's.
+
+        A loaded position stands: it is taken to be in the epoch that the loop names first.
+        """
+        self._position.name_epoch(epoch)
+
+    def state_dict(self, num_samples: int = 0, from_beginning: bool = False) -> dict[str, Any]:
+        """Where this dataset stands; small, and made of plain values.
+
+        Args:
+            num_samples (int): Samples that all ranks together have consumed: of this epoch, or since it was
+                entered (in the middle, if a position was loaded). Repeats by `replication` count once.
+            from_beginning (bool): Whether they count from the beginning of the epoch.
+        """
+        epoch, offset, begun = self._position.current()
+        consumed = num_samples if from_beginning else offset + num_samples
+        if begun and consumed >= self.consumable():
+            epoch, consumed = epoch + 1, 0
+        return State(
+            epoch=epoch,
+            sample_in_epoch=consumed,
+            lanes=self._lanes_of_state(),
+            seed=self.shuffle_seed,
+            initial_nodes=self._position.initial_nodes or self._world.nodes,
+            global_batch=self.global_batch or 0,
+            fingerprint=self._fingerprint(),
+        ).to_dict()
+
+    def load_state_dict(self, obj: dict[str, Any], *, accept: Collection[str] = ()) -> None:
+        """Let the next iteration begin where `obj` says.
+
+        Args:
+            obj (dict[str, Any]): From `state_dict`; MosaicML's if `shuffle_algo` is one of its own.
+            accept (Collection[str]): Names of differences from the saved dataset that are meant.
+
+        Raises:
+            UsageError: The state was saved over other data or in another order; each difference is named.
+        """
+        if generation_of(cast("StreamingDataset", self), count=False) is not None:
+            return  # a worker's place is that of its iterator, see Samples.load_state_dict
+        state = self._fitting(obj, accept)
+        seek = partial(self._position.seek, lanes=state.lanes, nodes=state.initial_nodes)
+        seek(state.epoch, state.sample_in_epoch)
+        if state.sample_in_epoch and self.global_batch and state.sample_in_epoch >= self.consumable():
+            seek(state.epoch + 1, 0)
+        if state.global_batch and self.global_batch and state.global_batch != self.global_batch:
+            arguments.log.warning(
+                "the global batch was %d samples when the state was saved and is %d now: "
+                "the sequence of samples goes on unchanged, in batches of the new size",
+                state.global_batch,
+                self.global_batch,
+            )
+
+    def enter(self, obj: dict[str, Any], *, epoch: int, offset: int) -> None:
+        """Note that an epoch is in progress, in the order of a saved state; refuses what does not fit."""
+        self._position.enter(epoch, offset, lanes=self._fitting(obj, ()).lanes)
+
+    def _fitting(self, obj: dict[str, Any], accept: Collection[str]) -> State:
+        """A saved state, if it is one of this dataset in this order."""
+        state = State.from_dict(obj)
+        if state.fingerprint is None:
+            if self.shuffle_algo == arguments.OUR_ALGORITHM and "shuffle_algo" not in accept:
+                raise UsageError(
+                    "the state is one of MosaicML Streaming, whose order this dataset does not have",
+                    mend="go on in its order with shuffle_algo='py1e' (or what it was), "
+                    "or start the epoch anew without loading",
+                )
+            self.shuffle_seed = state.seed
+        check_fits(state, seed=self.shuffle_seed, own=self._fingerprint(), accept=accept)
+        return state
+
+    def consumable(self) -> int:
+        """Samples of an epoch that are consumed: all, less a tail that is dropped."""
+        if self.shuffle_algo != arguments.OUR_ALGORITHM or self.global_batch is None:
+            return self.epoch_size
+        samples = self.epoch_order(self._position.current()[0]).samples
+        dropped = samples % self.global_batch if self.tail == "drop" else 0
+        return samples - dropped
+
+    def _agree(self) -> bool:
+        """Refuse to read other data, or in another order, than other ranks; False if they cannot be asked."""
+        name = digest([[stream.name, stream.split] for stream in self.streams])
+        return check_agreement(name, {"shuffle_seed": self.shuffle_seed, **asdict(self._fingerprint())})
+
+    def _lanes_of_state(self) -> int:
+        if self.shuffle_algo == arguments.OUR_ALGORITHM:
+            return self.lanes
+        from datasync.streaming.mosaic import canonical_nodes
+
+        return canonical_nodes(cast("StreamingDataset", self))
+
+    def _fingerprint(self) -> Fingerprint:
+        chosen = [stream.choose for stream in self.streams]
+        depends = {
+            "stratified": self.global_batch,
+            "per_stream": self.global_batch,
+            "device_per_stream": self.batch_size,
+        }
+        return Fingerprint(
+            dataset=digest([source.index.fingerprint for source in self.catalog.sources]),
+            mixture=digest(chosen, self.curriculum, self.sampling_method, self.sampling_granularity),
+            epoch_size=self.epoch_size,
+            shuffle=self.shuffle,
+            shuffle_algo=self.shuffle_algo,
+            shuffle_block_size=self.shuffle_block_size,
+            batching_method=self.batching_method,
+            batch=depends.get(self.batching_method),
+        )
