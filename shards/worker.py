@@ -21,8 +21,9 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 _ENVIRONMENT = {
-    # Each shard takes as much memory as the one before: giving it back in between costs page faults (glibc).
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+    # Each shard takes as much memory as the one before: giving it back in between costs page faults.
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),  # Python and zstd, by glibc
+    "MIMALLOC_PURGE_DELAY": "-1",  # Arrow
     # There is a worker for each CPU: threads of its own for NumPy would only take turns.
     "OPENBLAS_NUM_THREADS": "1",
 }
