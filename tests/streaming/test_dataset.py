@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from datasync import LocalDataset, Stream, StreamingDataLoader, StreamingDataset
 from datasync.errors import DatasyncError, UsageError
+from datasync.streaming import images
 from datasync.streaming.decode import Decoder
 from shards import encodings
 from shards.writer import ShardWriter
@@ -136,6 +137,17 @@ def pictures(tmp_path_factory):
     return root
 
 
+def test_a_picture_is_not_copied_between_its_shard_and_its_batch(pictures, tmp_path):
+    made = dataset(str(pictures / "a"), str(tmp_path))
+    (batch, *_) = made.samples(batches=True, files={"image"})
+    shards = made.catalog.sources[0]
+    assert all(isinstance(value, memoryview) for value in batch["image"])
+    maps = {id(shards.open(i)._view.obj) for i in range(len(shards.index.shards))}
+    assert {id(value.obj) for value in batch["image"]} <= maps
+    room = images.decode_pixels(batch["image"][0], "RGB", into := np.zeros((6, 8, 3), np.uint8))
+    assert room is into
+
+
 @pytest.mark.parametrize("kind", [StreamingDataLoader, DataLoader])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("stack", [True, False])
@@ -161,7 +173,10 @@ def test_a_decoder_gives_every_loader_the_same_batches(pictures, tmp_path, kind,
     got = [numbers(batch) for batch in made]
     expected = [ids(batch) for batch in loader().dataset.samples(batches=True)]
     assert got == expected
-    assert made.dataset.stats.total()["decoded"] == 48
+    assert made.dataset.stats()["decoded"] == 48
+    seen = made.dataset.stats.workers()
+    decoding = {name for name, counts in seen.items() if counts["decode_seconds"] > 0}
+    assert decoding == ({f"worker {i}" for i in range(workers)} or {"main"})
     assert [len(batch) for batch in map(numbers, loader(drop_last=True))] == [10, 10, 10, 10]
     if kind is StreamingDataLoader:
         first, again = loader(), loader()
