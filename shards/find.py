@@ -20,6 +20,7 @@ from shards.appended import NothingNew, only_new
 from shards.errors import FormatError, UsageError
 from shards.infer import Inference, arrow_columns
 from shards.options import ConvertOptions
+from shards.progress import format_count
 from shards.rows import Rows
 from shards.schema import MEDIA_ENCODINGS, Column, Schema, make_schema, no_column
 from shards.sources import Bad, FileList, Item, Row, Source, Table, detect, list_files, load
@@ -90,7 +91,8 @@ def find(
         if not len(new):
             raise NothingNew
         left_out = len(files) - len(new)
-        notes = (f"{left_out:,} files that the dataset has already left out",) if left_out else ()
+        already = f"{format_count(left_out, 'file')} that the dataset has already left out"
+        notes = (already,) if left_out else ()
         files = replace(new, notes=(*files.notes, *notes))
     _check_options(kind, options)
     opened = kind(files, options.source_options())

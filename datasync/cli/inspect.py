@@ -40,13 +40,19 @@ def inspect(
     """
     from datasync.cli import load_config
     from shards.describe import describe
+    from shards.errors import UsageError
 
     store = _store(load_config(), place)
     found = describe(store, samples=samples, everything=everything, unsafe=allow_unsafe_types)
     if html is not None:
         from datasync.web.dataset_page import page
 
-        html.write_text(page(found), encoding="utf-8")
+        try:
+            html.write_text(page(found), encoding="utf-8")
+        except OSError as error:
+            raise UsageError(
+                f"{html} cannot be written: {error.strerror}", mend="give a file in a folder that is there"
+            ) from error
     if as_json:
         print(json.dumps(_as_json(found), indent=2))
     else:

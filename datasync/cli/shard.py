@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -192,9 +194,24 @@ def _convert(config: Config, sources: list[str], out: str, options: dict[str, An
             mend="give a folder, s3://bucket/name, gs://bucket/name or cluster:name; "
             "an S3 endpoint goes into [clusters.NAME] of datasync.toml",
         )
+    if out.endswith(":") and out[:-1] in config.clusters:
+        raise UsageError(
+            f"{out} is the root of a cluster, where its datasets lie", mend=f"give it a name: {out}NAME"
+        )
     urls, access = locate(config, sources)
     store = config.resolve(out)
-    return convert(urls, store, storage_options=access, **options)
+    before = signal.signal(signal.SIGTERM, _stop)
+    try:
+        return convert(urls, store, storage_options=access, **options)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _stop(number: int, frame: object) -> None:
+    """End as SIGTERM ends a program, with a word; workers end when they are alone."""
+    print("stopped; run the same command again to continue", file=sys.stderr, flush=True)
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 
 
 def _dry_run(config: Config, sources: list[str], out: str, options: dict[str, Any], as_json: bool) -> int:
@@ -329,6 +346,8 @@ def _show_skipped(result: ConvertResult) -> None:
     print(f"{result.skipped:,} {were} skipped, see {result.quarantine}")
     for where, reason in result.examples:
         print(f"  {where}: {reason}")
+    if result.skipped > len(result.examples):
+        print(f"  and {result.skipped - len(result.examples):,} more")
 
 
 def _ratio(raw: int, stored: int) -> str:

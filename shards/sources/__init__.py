@@ -93,7 +93,7 @@ def detect(files: FileList) -> type[Source]:
     claims = [kind for kind in map(load, names()) if kind.claims(files)]
     if not claims:
         raise UsageError(
-            f"no kind of corpus is known in {files.root}: it holds {_describe(files)}",
+            f"no kind of corpus is known in {_where(files)}: it holds {_describe(files)}",
             mend=f"name it with --format: {', '.join(names())}",
         )
     # A README beside a corpus is no corpus.
@@ -105,6 +105,10 @@ def detect(files: FileList) -> type[Source]:
             mend="choose with --format, or name the files",
         )
     return claims[0]
+
+
+def _where(files: FileList) -> str:
+    return files.path(0) if len(files) == 1 else files.root
 
 
 def _describe(files: FileList) -> str:

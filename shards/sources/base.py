@@ -180,7 +180,7 @@ class Source(ABC):
         Default: how many files are not ours, where a kind goes by extensions.
         """
         others = 0 if self.marked else len(self.files) - len(self.mine())
-        return [f"{others:,} files of other kinds left out"] if others else []
+        return other_kinds(others)
 
     def mine(self) -> FileList:
         """The files with an extension of ours; where none has one, all: the user named the format."""
@@ -200,6 +200,13 @@ def changed(where: str) -> ChangedError:
     return ChangedError(
         f"{where} changed while it was being read", mend="run again when nothing writes to the source"
     )
+
+
+def other_kinds(count: int) -> list[str]:
+    """The note that so many files are of other kinds; none where there are none."""
+    if count < 2:
+        return ["1 file of another kind left out"] * count
+    return [f"{count:,} files of other kinds left out"]
 
 
 def where(file: str, at: str | int) -> str:

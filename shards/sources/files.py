@@ -207,7 +207,7 @@ def list_files(sources: str | Sequence[str], *, storage_options: Mapping[str, An
         found, notes = _list_local(wanted)
     if not found:
         raise UsageError(
-            f"{', '.join(wanted)} holds no files", mend="name a folder or files that hold a corpus"
+            f"{', '.join(wanted or asked)} holds no files", mend="name a folder or files that hold a corpus"
         )
     found.sort(key=lambda entry: os.fsencode(entry[0]))
     names = [entry[0] for entry in found]
@@ -220,6 +220,13 @@ def list_files(sources: str | Sequence[str], *, storage_options: Mapping[str, An
 
 
 Found = list[tuple[str, int, int]]
+
+# What is left out, and one of it.
+_ONE = {
+    "hidden files and markers": "hidden file or marker",
+    "links to a folder above them": "link to a folder above it",
+    "pipes, sockets and devices": "pipe, socket or device",
+}
 
 
 def _expand(sources: Iterable[str]) -> Iterator[str]:
@@ -256,7 +263,9 @@ def _list_local(sources: Sequence[str]) -> tuple[Found, list[str]]:
                 _add(match, found, left_out)
     if len(sources) > 1 or any(globbing.has_magic(source) for source in sources):
         found = list({entry[0]: entry for entry in found}.values())
-    return found, [f"{count:,} {what} left out" for what, count in sorted(left_out.items())]
+    return found, [
+        f"{count:,} {_ONE[what] if count == 1 else what} left out" for what, count in sorted(left_out.items())
+    ]
 
 
 def _walk(folder: str, found: Found, left_out: dict[str, int], above: frozenset[tuple[int, int]]) -> None:

@@ -42,6 +42,19 @@ class JsonLines(Source):
     summary = "JSON Lines (.jsonl .ndjson .json), also gz, bz2, zst, xz"
     extensions = frozenset({".jsonl", ".ndjson", ".json", ".jsonlines"})
 
+    @classmethod
+    def claims(cls, files: FileList) -> bool:
+        return bool(cls._own(files))
+
+    def mine(self) -> FileList:
+        return self.files.select(self._own(self.files) or range(len(self.files)))
+
+    @classmethod
+    def _own(cls, files: FileList) -> list[int]:
+        """The files with our extensions, without those that are the index of other tools' datasets."""
+        ours = (number for number in range(len(files)) if files.suffix(number) in cls.extensions)
+        return [number for number in ours if not _is_index(files, number)]
+
     def tasks(self) -> Iterator[Task]:
         files, target = self.mine(), self.options.target_bytes
         for numbers, size in group(files, target):
@@ -114,6 +127,15 @@ def _wide(head: bytes) -> str:
     """The character set that a byte order mark says, where that is not UTF-8; else empty."""
     encoding = marked_encoding(head) or ""
     return "" if encoding.startswith("utf-8") else encoding
+
+
+def _is_index(files: FileList, number: int) -> bool:
+    """Whether a file is the index of a dataset of shards, or of chunks, and no corpus."""
+    if files.names[number].rpartition("/")[2] != "index.json" or files.sizes[number] < 0:
+        return False
+    with files.open(number) as file:
+        head = file.read(4096)
+    return b'"shards"' in head or b'"chunks"' in head
 
 
 def parse_row(data: bytes, file: str, at: str | int) -> Row | Bad:

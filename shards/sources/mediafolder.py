@@ -21,7 +21,19 @@ from typing import Any, ClassVar, NamedTuple
 
 from shards import media
 from shards.errors import UsageError
-from shards.sources.base import Bad, Item, Row, Source, SourceOptions, Task, content_error, group, reason
+from shards.progress import format_count
+from shards.sources.base import (
+    Bad,
+    Item,
+    Row,
+    Source,
+    SourceOptions,
+    Task,
+    content_error,
+    group,
+    other_kinds,
+    reason,
+)
 from shards.sources.files import FileList, suffix
 from shards.sources.jsonl import parse_row
 from shards.sources.streams import lines, open_stream
@@ -114,7 +126,7 @@ class MediaFolder(Source):
                 chosen.append(number)
             elif extension not in (*_SIDECARS, ".json"):
                 left_out += 1
-        self._notes = [f"{left_out:,} files of other kinds left out"] if left_out else []
+        self._notes = other_kinds(left_out)
         return files.select(chosen)
 
     def _sniffs(self, number: int) -> bool:
@@ -154,7 +166,8 @@ class MediaFolder(Source):
             self.files.suffix(number) in self.extensions and number not in named
             for number in range(len(self.files))
         )
-        self._notes = [f"{unnamed:,} files that the metadata does not name left out"] if unnamed else []
+        found = format_count(unnamed, "file")
+        self._notes = [f"{found} that the metadata does not name left out"] if unnamed else []
 
     def _task(self, metadata: int, entries: list[Entry], size: int) -> Task:
         files = self.files.select([entry.file for entry in entries if entry.file >= 0])

@@ -6,6 +6,8 @@ import json
 import os
 import re
 import shlex
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ import zstandard
 
 from shards.index import Index
 from tests.servers import S3Server
-from tests.shards.corpus import image_bytes, jsonl, rows, run, tree
+from tests.shards.corpus import image_bytes, jsonl, rows, run, start, tree
 
 
 @pytest.fixture
@@ -303,6 +305,10 @@ def test_what_to_do_next_is_said_and_works(tmp_path: Path, pictures: Path) -> No
         (("pictures", "out", "--encoding", "utf-99"), "no character set 'utf-99'"),
         (("pictures", "out", "--delimiter", ";;"), "one character"),
         (("misplaced",), "write shard.size_limit = …"),
+        (("@empty.jsonl", "out"), "@empty.jsonl holds no files"),
+        (("odd.xyz", "out"), "no kind of corpus is known in {}/odd.xyz"),
+        (("chunks", "out"), "no kind of corpus is known in {}/chunks"),
+        (("pictures", "a:"), "give it a name: a:NAME"),
     ],
 )
 def test_small_mistakes_are_answered_with_their_mend(
@@ -310,13 +316,46 @@ def test_small_mistakes_are_answered_with_their_mend(
 ) -> None:
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "noise.jsonl.zst").write_bytes(bytes(range(256)))
+    (tmp_path / "odd.xyz").touch()
+    (tmp_path / "chunks").mkdir()
+    (tmp_path / "chunks" / "index.json").write_text('{"chunks": [], "config": {}}')
+    (tmp_path / "datasync.toml").write_text('[clusters.a]\nurl = "a"\n')
     if arguments == ("misplaced",):
         (tmp_path / "datasync.toml").write_text('[datasets.misplaced]\nsize_limit = "1mb"\n')
     result = run("shard", *arguments, cwd=tmp_path)
     assert result.returncode in (1, 2)
-    assert said in result.stderr
+    assert said.format(tmp_path) in result.stderr
     assert "Traceback" not in result.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_of_many_skipped_rows_some_are_shown_and_the_others_counted(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"a": 1}\n' + "bad\n" * 9)
+    done = run("shard", "a.jsonl", "out", "--on-error", "skip", cwd=tmp_path)
+    assert "9 rows were skipped, see " in done.stdout
+    assert done.stdout.count("not JSON") == 3
+    assert "  and 6 more\n" in done.stdout
+
+
+def test_a_job_that_is_told_to_stop_says_so_and_goes_on_when_run_again(tmp_path: Path) -> None:
+    jsonl(tmp_path / "a.jsonl", 3000)
+    (tmp_path / "slow.py").write_text("import time\ndef same(row):\n    time.sleep(0.01)\n    return row\n")
+    arguments = ["shard", "a.jsonl", "out", "-q", "--size-limit", "64kb", "--workers", "2"]
+    process = start(*arguments, "--transform", "slow:same", cwd=tmp_path)
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("out/_datasync/jobs/*/job.json")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.terminate()
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out) == (-signal.SIGTERM, "")
+    assert err == "stopped; run the same command again to continue\n"
+
+
+def test_a_page_that_cannot_be_written_is_one_clear_error(tmp_path: Path, pictures: Path) -> None:
+    assert run("shard", pictures, "out", "-q", cwd=tmp_path).returncode == 0
+    result = run("inspect", "out", "--html", "no/such/page.html", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "no/such/page.html cannot be written: No such file or directory" in result.stderr
 
 
 def test_a_dry_run_of_appending_shows_what_is_new(tmp_path: Path, pictures: Path) -> None:

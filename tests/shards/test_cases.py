@@ -218,7 +218,7 @@ def test_names_are_kept_as_they_are(given_cases: Path, tmp_path: Path) -> None:
     assert reasons["link_dangling.txt"] == "no such file"
     (other,) = [why for where, why in reasons.items() if where != "link_dangling.txt"]
     assert "no valid Unicode" in other
-    assert "1 hidden files and markers left out" in result.notes
+    assert "1 hidden file or marker left out" in result.notes
 
 
 def test_values_of_the_cases_that_are_kept(given_cases: Path, tmp_path: Path) -> None:
@@ -292,7 +292,7 @@ def test_a_pipe_in_the_corpus_does_not_hang(tmp_path: Path) -> None:
     (tmp_path / "in" / "a.txt").write_text("a")
     result = convert(tmp_path / "in", tmp_path / "out")
     assert result.rows == 1
-    assert result.notes == ("1 pipes, sockets and devices left out",)
+    assert result.notes == ("1 pipe, socket or device left out",)
 
 
 def test_a_row_that_no_shard_can_hold_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,7 +122,7 @@ def test_a_metadata_file_decides_rows_columns_and_order(tmp_path: Path) -> None:
     assert [row["image"] for row in raw_rows(tmp_path / "out")] == [
         image_bytes(n, format="JPEG") for n in order
     ]
-    assert result.notes == ("1 files that the metadata does not name left out",)
+    assert result.notes == ("1 file that the metadata does not name left out",)
 
 
 def test_metadata_may_be_csv(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ def test_appending_a_folder_again_adds_only_its_new_files(tmp_path: Path) -> Non
     assert (again.finished, again.rows) == (True, 30)
     second = jsonl(tmp_path / "in" / "b.jsonl", 20)
     added = convert(tmp_path / "in", tmp_path / "out", append=True)
-    assert added.notes == ("1 files that the dataset has already left out",)
+    assert added.notes == ("1 file that the dataset has already left out",)
     assert rows(tmp_path / "out") == first + second
     third = jsonl(tmp_path / "in" / "c.jsonl", 10)
     assert convert(tmp_path / "in" / "c.jsonl", tmp_path / "out", append=True, task=(0, 1)).rows == 10

@@ -408,6 +408,20 @@ def test_a_readme_beside_a_corpus_is_no_corpus(tmp_path: Path) -> None:
     assert detect(list_files(str(tmp_path / "in"))).name == "jsonl"
 
 
+@pytest.mark.parametrize(("kind", "writer"), [("jsonl", "JSONWriter"), ("csv", "CSVWriter")])
+def test_the_other_shards_of_mosaicml_are_read_without_their_index(
+    tmp_path: Path, kind: str, writer: str
+) -> None:
+    streaming = pytest.importorskip("streaming")
+    columns = {"n": "int", "text": "str"}
+    with getattr(streaming, writer)(columns=columns, out=str(tmp_path / "in"), size_limit=500) as made:
+        for number in range(40):
+            made.write({"n": number, "text": f"text {number}"})
+    assert detect(list_files(str(tmp_path / "in"))).name == kind
+    convert(tmp_path / "in", tmp_path / "out")
+    assert rows(tmp_path / "out") == [{"n": number, "text": f"text {number}"} for number in range(40)]
+
+
 def test_files_of_other_kinds_are_counted(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     for name in ("a.jsonl", "b.bin", "c.pdf", "README.md"):
