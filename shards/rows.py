@@ -25,12 +25,13 @@ from shards.errors import UsageError
 from shards.infer import is_file_struct
 from shards.options import ConvertOptions
 from shards.plan import load_transform
-from shards.resolve import Resolver
 from shards.schema import MEDIA_ENCODINGS, Column, Schema
 from shards.sources.base import Bad, Item, Row, Table, reason
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from shards.resolve import Resolver
 
 _KEPT = 4096
 _INTEGERS = frozenset(
@@ -63,7 +64,7 @@ class Rows:
         root: str = "",
         access: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        self._resolver = Resolver(options.media, root, access, _bad) if options.media else None
+        self._resolver = _resolver(options, root, access) if options.media else None
         self._columns = [column for column in schema.columns if not column.made]
         self._sources = frozenset(column.source for column in self._columns)
         self._known = known
@@ -191,6 +192,12 @@ class Rows:
         if reasons:
             good = good.filter(pa.array(~bad))
         return good, [Bad(reasons[at], table.file, table.first + at) for at in sorted(reasons)]
+
+
+def _resolver(options: ConvertOptions, root: str, access: Mapping[str, Any]) -> Resolver:
+    from shards.resolve import Resolver  # with all that HTTP needs
+
+    return Resolver(options.media, root, access, _bad)
 
 
 def _bad(why: str, row: Row) -> Bad:

@@ -9,11 +9,14 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections import Counter
-from importlib.metadata import entry_points
+from typing import TYPE_CHECKING
 
 from shards.errors import UsageError
 from shards.sources.base import Bad, Item, Row, Source, SourceOptions, Table, Task
 from shards.sources.files import FileList, list_files
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
 
 __all__ = [
     "Bad",
@@ -52,7 +55,7 @@ _BUILT_IN = {
 
 def names() -> list[str]:
     """Every kind that there is."""
-    return [*_BUILT_IN, *(point.name for point in entry_points(group=GROUP) if point.name not in _BUILT_IN)]
+    return [*_BUILT_IN, *(point.name for point in _points() if point.name not in _BUILT_IN)]
 
 
 def load(name: str) -> type[Source]:
@@ -65,7 +68,7 @@ def load(name: str) -> type[Source]:
         module, _, attribute = _BUILT_IN[name].partition(":")
         found: type[Source] = getattr(importlib.import_module(module), attribute)
         return found
-    for point in entry_points(group=GROUP):
+    for point in _points():
         if point.name == name:
             try:
                 return _checked(point.load(), name)
@@ -114,3 +117,10 @@ def _where(files: FileList) -> str:
 def _describe(files: FileList) -> str:
     counts = Counter(files.suffix(number) or "no extension" for number in range(len(files)))
     return ", ".join(f"{count:,} {suffix}" for suffix, count in counts.most_common(4))
+
+
+def _points() -> EntryPoints:
+    """The sources of other packages; imported here, since it costs more than all of our own."""
+    from importlib.metadata import entry_points
+
+    return entry_points(group=GROUP)
