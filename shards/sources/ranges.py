@@ -58,19 +58,24 @@ class Part(NamedTuple):
 
 
 def part_tasks(
-    files: FileList, target_bytes: int, find_edges: Callable[[FileList], list[Edge]]
+    files: FileList,
+    target_bytes: int,
+    find_edges: Callable[[FileList], list[Edge]],
+    *,
+    passes_over: bool = True,
 ) -> Iterator[Task]:
-    """Tasks of about `target_bytes`: small files together, a large local plain one in ranges.
+    """Tasks of about `target_bytes`: small files together, a large plain one in ranges.
 
     Args:
         files (FileList): The files.
         target_bytes (int): About how many bytes a task should have.
         find_edges (Callable[[FileList], list[Edge]]): Where in the one file given a range may begin.
+        passes_over (bool): It reads the file for that. Default: ``True``.
     """
     for numbers, size in group(files, target_bytes):
         own = files.slice(numbers)
-        many = size * _MANY <= files.total_bytes
-        whole = len(own) > 1 or size <= target_bytes or many or files.remote or is_compressed(own, 0)
+        dear = passes_over and (files.remote or size * _MANY <= files.total_bytes)
+        whole = len(own) > 1 or size <= target_bytes or dear or is_compressed(own, 0)
         edges = [] if whole else _sound(find_edges, own)
         begins = [Edge(0, 0), *edges]
         ends = [edge.offset for edge in edges]
