@@ -2,8 +2,8 @@
 
 The columns are `text` and `file_name`. Text is UTF-8, or what its byte order mark or `--encoding` says; a
 file or a line that is not is refused, never guessed at. Line ends inside a file stay as they are; a line ends
-at \\n or \\r\\n alone, not at the other characters that some tools also break at. With `--lines`, a large plain
-file is cut into ranges, each taking the lines that begin in it.
+at \\n or \\r\\n alone, not at the other characters that some tools also break at. With `--lines`, a large
+plain file is cut into ranges, each taking the lines that begin in it.
 """
 
 from __future__ import annotations
