@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shards.sources.arrow import unify
 from shards.sources.base import Bad, Item, Source, Table, Task, content_error, reason
@@ -28,6 +28,14 @@ _WIDTHS = {
 }
 
 
+class _Footer(NamedTuple):
+    """What of a footer is needed more than once, in little memory: there may be very many files."""
+
+    sizes: tuple[int, ...]  # bytes of each row group in shards
+    schema: pa.Schema  # one object for all files that have the same
+    nullable: frozenset[str]  # columns that have a null, or may have one
+
+
 class Parquet(Source):
     """Parquet files. A payload is (files, parts); a part is (number of the file, row groups or why not)."""
 
@@ -37,18 +45,17 @@ class Parquet(Source):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._schema: pa.Schema | None = None
+        self._found: list[_Footer | str] | None = None
 
     def tasks(self) -> Iterator[Task]:
         files, target = self.mine(), self.options.target_bytes
         parts: list[tuple[int, list[int] | str]] = []
         held = 0
-        for number, footer in enumerate(self._footers(files)):
+        for number, footer in enumerate(self._footers()):
             if isinstance(footer, str):
                 parts.append((number, footer))
                 continue
-            for row_group in range(footer.num_row_groups):
-                size = _bytes(footer, row_group, self.options.columns)
+            for row_group, size in enumerate(footer.sizes):
                 if held and held + size > target:
                     yield _task(files, parts, held)
                     parts, held = [], 0
@@ -63,42 +70,31 @@ class Parquet(Source):
 
     def columns(self) -> pa.Schema | None:
         """What the files declare; a column that differs between them has the type that holds both."""
-        if self._schema is None:
-            schemas = [
-                footer.schema.to_arrow_schema()
-                for footer in self._footers(self.mine())
-                if not isinstance(footer, str)
-            ]
-            distinct = list({schema.remove_metadata().to_string(): schema for schema in schemas}.values())
-            if not distinct:
-                return None
-            self._schema = unify(distinct)
-        return self._schema
+        distinct = {
+            id(footer.schema): footer.schema for footer in self._footers() if not isinstance(footer, str)
+        }
+        return unify(list(distinct.values())) if distinct else None
 
     def nullable(self) -> set[str]:
         """The columns that have a null somewhere, or may have one, as the footers count them."""
-        found: set[str] = set()
-        for footer in self._footers(self.mine()):
-            if isinstance(footer, str):
-                continue
-            for row_group in range(footer.num_row_groups):
-                group = footer.row_group(row_group)
-                for index in range(group.num_columns):
-                    column = group.column(index)
-                    statistics = column.statistics
-                    name = column.path_in_schema.split(".")[0]
-                    if statistics is None or not statistics.has_null_count or statistics.null_count:
-                        found.add(name)
-        return found
+        return set().union(*(footer.nullable for footer in self._footers() if not isinstance(footer, str)))
 
-    def _footers(self, files: FileList) -> Iterator[pq.FileMetaData | str]:
-        """The footer of each file, or why it has none."""
-        if files.remote and len(files) > 1:
-            with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as pool:
-                yield from pool.map(lambda number: _footer(files, number), range(len(files)))
-        else:
-            for number in range(len(files)):
-                yield _footer(files, number)
+    def _footers(self) -> list[_Footer | str]:
+        """What the footer of each file says, read once, or why it has none."""
+        if self._found is None:
+            files = self.mine()
+            schemas: dict[str, pa.Schema] = {}
+
+            def look(number: int) -> _Footer | str:
+                footer = _footer(files, number)
+                return footer if isinstance(footer, str) else _facts(footer, self.options.columns, schemas)
+
+            if files.remote and len(files) > 1:
+                with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as pool:
+                    self._found = list(pool.map(look, range(len(files))))
+            else:
+                self._found = [look(number) for number in range(len(files))]
+        return self._found
 
     def read(self, payload: tuple[FileList, list[tuple[int, list[int] | str]]]) -> Iterator[Item]:
         files, parts = payload
@@ -159,6 +155,25 @@ def _footer(files: FileList, number: int) -> pq.FileMetaData | str:
         if not content_error(error):
             raise
         return reason(error)
+
+
+def _facts(
+    footer: pq.FileMetaData, columns: tuple[str, ...] | None, schemas: dict[str, pa.Schema]
+) -> _Footer:
+    schema = footer.schema.to_arrow_schema()
+    nullable = set()
+    for row_group in range(footer.num_row_groups):
+        group = footer.row_group(row_group)
+        for index in range(group.num_columns):
+            column = group.column(index)
+            statistics = column.statistics
+            if statistics is None or not statistics.has_null_count or statistics.null_count:
+                nullable.add(column.path_in_schema.split(".")[0])
+    return _Footer(
+        sizes=tuple(_bytes(footer, row_group, columns) for row_group in range(footer.num_row_groups)),
+        schema=schemas.setdefault(schema.remove_metadata().to_string(), schema),
+        nullable=frozenset(nullable),
+    )
 
 
 def _bytes(footer: pq.FileMetaData, number: int, columns: tuple[str, ...] | None) -> int:

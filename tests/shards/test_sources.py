@@ -28,7 +28,7 @@ from shards.convert import convert
 from shards.errors import UsageError
 from shards.find import find
 from shards.options import ConvertOptions
-from shards.sources import detect, list_files
+from shards.sources import detect, list_files, parquet
 from tests.shards.corpus import image_bytes, raw_rows, rows, run
 
 
@@ -633,3 +633,21 @@ def test_a_media_column_that_the_source_lacks_is_named_and_nothing_is_written(tm
         convert(tmp_path / "a.jsonl", tmp_path / "out", media={"img": "path"})
     assert "'image', 'n'" in caught.value.mend
     assert not (tmp_path / "out").exists()
+
+
+def test_the_footer_of_a_parquet_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "in").mkdir()
+    for number in range(3):
+        pq.write_table(pa.table({"n": range(5)}), tmp_path / "in" / f"{number}.parquet")
+    looked: list[int] = []
+    real = parquet._footer
+    monkeypatch.setattr(parquet, "_footer", lambda files, n: looked.append(n) or real(files, n))
+    assert convert(tmp_path / "in", tmp_path / "out").rows == 15
+    assert sorted(looked) == [0, 1, 2]
+
+
+def test_tasks_of_parquet_hold_a_shard_of_numbers_however_well_they_are_packed(tmp_path: Path) -> None:
+    table = pa.table({"tokens": pa.array([[7] * 64] * 1024, pa.list_(pa.uint16()))})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=64)  # 8 KiB of numbers in a few bytes
+    result = convert(tmp_path / "a.parquet", tmp_path / "out", size_limit="40kb")
+    assert (result.tasks, result.published[0].shards) == (4, 4)
