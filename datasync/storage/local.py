@@ -291,7 +291,7 @@ class LocalStore:
         folder = os.path.dirname(target)
         for _ in range(_RETRY_MKDIR):
             try:
-                os.makedirs(folder, exist_ok=True)
+                _make_folder(folder)
                 if if_absent:
                     _link_new(path, target)
                 else:
@@ -366,6 +366,22 @@ class LocalStore:
                 f"{join(self.root, key)} is not a file", mend="name an object; a folder is not one"
             )
         return ObjectInfo(key=key, bytes=found.st_size, etag=_etag(found), mtime=found.st_mtime)
+
+
+def _make_folder(folder: str) -> None:
+    """Make a folder and its parents.
+
+    Raises:
+        FileNotFoundError: A delete found it empty and removed it meanwhile: try again.
+        FileExistsError: A file has its name.
+    """
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except FileExistsError:
+        if os.path.isdir(folder) or not os.path.lexists(folder):
+            # It was there, and gone a moment later, when `makedirs` looked whether it is a folder.
+            raise FileNotFoundError(folder) from None
+        raise
 
 
 def _link_new(path: str, target: str) -> None:
