@@ -148,7 +148,7 @@ def test_a_slow_destination_does_not_hold_up_the_others(places, monkeypatch):
     b, slow = make("b"), make("slow")
     gate = threading.Event()
     slow.before = lambda operation, key: (
-        gate.wait(20) if operation == "write" and key.startswith("shards/") else None
+        gate.wait(100) if operation == "write" and key.startswith("shards/") else None
     )
     done = threading.Event()
     results = []
@@ -158,7 +158,7 @@ def test_a_slow_destination_does_not_hold_up_the_others(places, monkeypatch):
         done.set()
 
     threading.Thread(target=go).start()
-    for _ in range(100):
+    for _ in range(600):
         if receipts.read(b.inner) is not None:
             break
         done.wait(0.1)
