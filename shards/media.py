@@ -173,9 +173,15 @@ def _jpeg_segments(data: bytes) -> tuple[int, tuple[int, int]]:
     """Where the first scan of a JPEG begins, and its width and height."""
     at, size = 2, (0, 0)
     while at + 4 <= len(data):
-        if data[at] != 0xFF:
-            raise MediaError("the JPEG is damaged before its first scan")
+        if data[at] != 0xFF:  # between two segments decoders pass over what is none
+            at = data.find(b"\xff", at)
+            if at < 0:
+                break
+            continue
         marker = data[at + 1]
+        if marker == 0:
+            at += 2
+            continue
         if marker in (0xFF, 0x01) or 0xD0 <= marker <= 0xD7:
             at += 1 if marker == 0xFF else 2
             continue

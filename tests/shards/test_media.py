@@ -97,6 +97,13 @@ def test_every_real_photograph_passes_and_any_cut_of_it_does_not(corpora: Path) 
                 media.check(data[: int(len(data) * share)], "image")
 
 
+def test_what_stands_between_the_segments_of_a_jpeg_is_passed_over_as_decoders_do() -> None:
+    data = image_bytes(1, format="JPEG")
+    media.check(data[:20] + b"junk\xff\0" + data[20:], "image")  # behind the first
+    with pytest.raises(media.MediaError, match="truncated before its first scan"):
+        media.check(data[:20] + b"junk and no more", "image")
+
+
 @pytest.mark.parametrize(
     ("head", "kind"),
     [
