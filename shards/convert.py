@@ -74,8 +74,10 @@ def convert(
     refuse_nesting([source] if isinstance(source, str | Path) else source, sink)
     before = {split: commit.current(sink, prefix_of(split)) for split in asked.split or [""]}
     known = appended.read_known(sink, before) if asked.append else None
+    first = source if isinstance(source, str | Path) else next(iter(source), "")
     try:
-        found = find(source, asked, storage_options=storage_options, known=known)
+        with Progress(f"look at {os.path.basename(os.fspath(first).rstrip('/'))}", quiet=asked.quiet):
+            found = find(source, asked, storage_options=storage_options, known=known)
     except appended.NothingNew:
         return replace(nothing_new(sink, before), seconds=time.monotonic() - started)
     run = _Run(found, asked, sink, before)
