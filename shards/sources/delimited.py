@@ -39,6 +39,7 @@ class Delimited(Source):
     def __init__(self, files: FileList, options: SourceOptions) -> None:
         super().__init__(files, options)
         self._edges: dict[str, list[Edge]] = {}
+        self._odd = False
 
     def tasks(self) -> Iterator[Task]:
         yield from part_tasks(self.mine(), self.options.target_bytes, self._find_edges)
@@ -114,21 +115,25 @@ class Delimited(Source):
         while line := text.readline(limit + 1):
             if len(line) > limit:
                 raise ValueError(f"a line is longer than {limit:,} bytes")
+            if not line.isascii():
+                self._odd = True
             yield line
 
     def _records(
         self, reader: Any, header: list[str], name: str, separator: str, encoding: str, first: int
     ) -> Iterator[Item]:
         """The records that `reader` has left; `first` lines stand before those that it reads."""
+        self._odd = True  # whether the record at hand may hold what is no text
         for fields in reader:
             if not fields:
                 continue
             at = first + reader.line_num
             if len(fields) != len(header):
                 why = f"{len(fields)} fields, the header has {len(header)}"
-            elif bad := _undecoded(fields):
+            elif self._odd and (bad := _undecoded(fields)):
                 why = f"not {encoding.removesuffix('-sig')}: {bad} (try --encoding)"
             else:
+                self._odd = False
                 yield Row(dict(zip(header, fields, strict=True)), name, at)
                 continue
             yield Bad(why, name, at, separator.join(fields)[:4096].encode(errors="surrogateescape"))
@@ -137,8 +142,6 @@ class Delimited(Source):
 def _undecoded(fields: list[str]) -> str:
     """What in a record is no text; empty if all of it is."""
     text = "".join(fields)
-    if text.isascii():
-        return ""
     try:
         text.encode()
     except UnicodeEncodeError as error:
