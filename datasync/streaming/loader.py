@@ -140,8 +140,10 @@ class StreamingDataLoader(DataLoader[Any]):
         return self._inner
 
 
-def _long_enough(batches: Iterable[Any], least: int) -> Iterator[Any]:
+def _long_enough(batches: Iterable[Any], least: int) -> Iterable[Any]:
     """The batches (of columns, or lists of samples) that have at least so many samples."""
+    if not least:
+        return batches
     return (batch for batch in batches if batch_length(batch, unknown=least) >= least)
 
 
