@@ -40,7 +40,11 @@ def check_agreement(name: str, mine: Mapping[str, Any]) -> bool:
     key = f"datasync/{name}/{_made[name]}"
     _made[name] += 1
     own = json.dumps({"rank": rank, "has": dict(mine)})
-    first = json.loads(_get_default_store().compare_set(key, "", own))
+    store = _get_default_store()
+    try:
+        first = json.loads(own if store is None else store.compare_set(key, "", own))
+    except NotImplementedError:  # ranks that are only pretended to be there
+        return True
     differing = [
         f"{what}: {first['has'].get(what)} and {value}"
         for what, value in mine.items()

@@ -66,6 +66,24 @@ def test_ranks_that_agree_hear_nothing(tmp_path, early):
     assert both(tmp_path, early=early) == {0: "", 1: ""}
 
 
+def pretending(root: Path, answers) -> None:
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", rank=1, world_size=4, store=FakeStore())
+    made = StreamingDataset(remote=str(root / "remote"), local=str(root / "local"), batch_size=4)
+    answers.put(len(list(StreamingDataLoader(made))))
+
+
+def test_where_there_is_nobody_to_ask_nothing_is_asked(tmp_path):
+    write_dataset(tmp_path / "remote", 40)
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    process = context.Process(target=pretending, args=(tmp_path, answers))
+    process.start()
+    assert answers.get(timeout=60) == 3
+    process.join(20)
+
+
 def test_a_rank_that_opens_a_newer_version_says_so(tmp_path):
     def publish() -> None:
         shutil.rmtree(tmp_path / "remote")
