@@ -1,4 +1,4 @@
-"""What users bring along: transforms that print or exit, scripts for modules, wrong tokenizers and columns."""
+"""What users bring along: transforms that print or exit, scripts for modules, wrong tokenizers, columns."""
 
 from __future__ import annotations
 
