@@ -25,12 +25,23 @@ def check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
         raise UsageError(f"`{name}` is {value!r}", mend=f"use one of {', '.join(allowed)}")
 
 
+def check_count(name: str, value: int | None, *, least: int) -> None:
+    """Refuse what is no whole number, or below `least`; None is no value and passes."""
+    if value is None:
+        return
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise UsageError(f"`{name}` is {value!r}", mend="give a whole number")
+    if value < least:
+        raise UsageError(f"`{name}` is {value}", mend=f"give a number of at least {least}")
+
+
 def check_order(
     *,
     sampling_method: str,
     sampling_granularity: int,
     partition_algo: str,
     num_canonical_nodes: int | None,
+    predownload: int | None,
     batch_size: int | None,
     global_batch_size: int | None,
     shuffle_algo: str,
@@ -54,10 +65,9 @@ def check_order(
         "shuffle_block_size": shuffle_block_size,
     }
     for name, value in positive.items():
-        if value is not None and value <= 0:
-            raise UsageError(f"`{name}` is {value}", mend="give a positive number")
-    if shuffle_seed < 0:
-        raise UsageError(f"`shuffle_seed` is {shuffle_seed}", mend="give a seed of at least 0")
+        check_count(name, value, least=1)
+    check_count("predownload", predownload, least=0)
+    check_count("shuffle_seed", shuffle_seed, least=0)
     if batch_size is not None and global_batch_size is not None:
         raise UsageError(
             "`batch_size` (of a rank) and `global_batch_size` (of all) are both given",

@@ -80,7 +80,7 @@ class StreamingDataset(Resumable, Array, IterableDataset[dict[str, Any]]):
         stream_name (str): Which registered class of streams to make from the arguments.
         stream_config (dict[str, Any] | None): More arguments for it.
         dataset (str | None): Ours: the name of a dataset at the configured clusters.
-        clusters (Sequence[str] | None): Ours: which of them to read from, the preferred first.
+        clusters (str | Sequence[str] | None): Ours: which of them to read from, the preferred first.
         config (str | None): Ours: the configuration file.
         version (str | None): Ours: the version to read, or its first 8 digits or more. Default: that of the
             first replica that answers.
@@ -122,7 +122,7 @@ class StreamingDataset(Resumable, Array, IterableDataset[dict[str, Any]]):
         stream_name: str = "stream",
         stream_config: dict[str, Any] | None = None,
         dataset: str | None = None,
-        clusters: Sequence[str] | None = None,
+        clusters: str | Sequence[str] | None = None,
         config: str | os.PathLike[str] | None = None,
         version: str | None = None,
         global_batch_size: int | None = None,
@@ -136,6 +136,7 @@ class StreamingDataset(Resumable, Array, IterableDataset[dict[str, Any]]):
             sampling_granularity=sampling_granularity,
             partition_algo=partition_algo,
             num_canonical_nodes=num_canonical_nodes,
+            predownload=predownload,
             batch_size=batch_size,
             global_batch_size=global_batch_size,
             shuffle_algo=shuffle_algo,
@@ -174,7 +175,9 @@ class StreamingDataset(Resumable, Array, IterableDataset[dict[str, Any]]):
 
         if bool(streams) == bool(remote or local or dataset):
             raise UsageError(
-                "a dataset has neither `streams` nor `remote`, `local` or `dataset`, or both",
+                "`streams` and `remote`, `local` or `dataset` are both given"
+                if streams
+                else "nothing says what to read: there is no stream, no `remote`, `local` or `dataset`",
                 mend="give streams, or one dataset",
             )
         if streams and version is not None:
@@ -195,7 +198,12 @@ class StreamingDataset(Resumable, Array, IterableDataset[dict[str, Any]]):
                 place["version"] = version
             streams = [streams_registry[stream_name](**{**(stream_config or {}), **place})]
         self.streams: list[Stream] = list(streams)
-        for stream in self.streams:
+        for i, stream in enumerate(self.streams):
+            if not isinstance(stream, Stream):
+                raise UsageError(
+                    f"streams[{i}] is a {type(stream).__module__}.{type(stream).__name__}",
+                    mend="make it of datasync.Stream, which takes the same arguments",
+                )
             stream.apply_default(default)
         validate_weights(self.streams)
 
@@ -243,7 +251,13 @@ class StreamingDataset(Resumable, Array, IterableDataset[dict[str, Any]]):
         return self.catalog.read(sample_id)
 
     def where(self, sample_id: int) -> dict[str, Any]:
-        """Which stream, dataset, version, shard and row a sample number means."""
+        """Which stream, dataset, version, shard and row a sample number means.
+
+        Raises:
+            IndexError: There is no such sample.
+        """
+        if not 0 <= sample_id < self.size:
+            raise IndexError(f"there are {self.size} samples, none at {sample_id}")
         return self.catalog.describe(sample_id)
 
     # The order

@@ -44,7 +44,7 @@ from datasync.streaming.room import Need, NoRoom, is_full
 from datasync.streaming.stamps import Item
 from datasync.streaming.stats import Stats
 from shards.digests import check_algorithm
-from shards.index import Index, check_basename
+from shards.index import BASENAME, Index, check_basename
 from shards.mds import Shard
 
 _DESCRIPTIONS = 4096
@@ -102,6 +102,7 @@ class ShardSource:
         threads: int = 4,
     ) -> None:
         self.local = Path(os.path.abspath(local))
+        _check_folder(self.local)
         self.replicas = [store for store in replicas if not _same_folder(store, self.local)]
         self.split = split.strip("/") if split else None
         if self.split:
@@ -157,23 +158,32 @@ class ShardSource:
         if self._index is None:
             with self._making:
                 if self._index is None:
-                    if self.replicas:
-                        index = load_index(
-                            Replicas(self.replicas, self.stats),
-                            self.local,
-                            self.split,
-                            retry=self.download_retry,
-                            timeout=self.download_timeout,
-                            signed_by=self.signed_by,
-                            version=self.version,
-                        )
-                    else:
-                        index = read_local(
-                            self.local, self.split, signed_by=self.signed_by, version=self.version
-                        )
+                    index = self._load_index()
                     self._check_index(index)
                     self._index = index
         return self._index
+
+    def _load_index(self) -> Index:
+        try:
+            if not self.replicas:
+                return read_local(self.local, self.split, signed_by=self.signed_by, version=self.version)
+            return load_index(
+                Replicas(self.replicas, self.stats),
+                self.local,
+                self.split,
+                retry=self.download_retry,
+                timeout=self.download_timeout,
+                signed_by=self.signed_by,
+                version=self.version,
+            )
+        except NotFoundError as error:
+            splits = _splits(self.replicas, self.local)
+            if not splits:
+                raise
+            raise NotFoundError(
+                f"{error.message}; there are the splits {', '.join(splits)}",
+                mend=f"name one: split={splits[0]!r}",
+            ) from error
 
     def open(self, shard: int) -> Shard:
         """The shard of this number, waiting for it if need be.
@@ -485,6 +495,23 @@ def _prefetch(this: weakref.ref[ShardSource], shard: int) -> None:
 
 def _same_folder(store: Store, local: Path) -> bool:
     return "://" not in store.url and os.path.realpath(store.url) == os.path.realpath(local)
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse a cache that cannot be, since there is a file in its way."""
+    for place in (folder, *folder.parents):
+        if place.is_dir():
+            return
+        if os.path.lexists(place) and not place.is_symlink():
+            raise UsageError(
+                f"the cache folder {folder} cannot be: {place} is a file", mend="name another folder"
+            )
+
+
+def _splits(stores: Sequence[Store], local: Path) -> list[str]:
+    """Folders with an index of their own below a dataset's, as far as it is on this machine."""
+    roots = [Path(store.url) for store in stores if "://" not in store.url] or [local]
+    return sorted({path.parent.name for root in roots for path in root.glob(f"*/{BASENAME}")})
 
 
 def _close_all() -> None:

@@ -25,10 +25,10 @@ class LocalDataset(Array, Dataset[dict[str, Any]]):
     def __init__(
         self, local: str | os.PathLike[str], split: str | None = None, *, allow_unsafe_types: bool = False
     ) -> None:
-        self.local = os.fspath(local)
+        self.local = os.path.expanduser(local)
         self.split = split or ""
         self._source = ShardSource(
-            replicas=[], local=Path(local), split=split or None, allow_unsafe_types=allow_unsafe_types
+            replicas=[], local=Path(self.local), split=split or None, allow_unsafe_types=allow_unsafe_types
         )
         sizes = self._source.index.sizes
         self._bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])

@@ -94,6 +94,8 @@ class Resumable:
                 entered (in the middle, if a position was loaded). Repeats by `replication` count once.
             from_beginning (bool): Whether they count from the beginning of the epoch.
         """
+        if num_samples < 0:
+            raise UsageError(f"`num_samples` is {num_samples}", mend="give the samples consumed, 0 or more")
         epoch, offset, begun = self._position.current()
         consumed = num_samples if from_beginning else offset + num_samples
         if begun and consumed >= self.consumable():
@@ -173,10 +175,11 @@ class Resumable:
 
     def _fingerprint(self) -> Fingerprint:
         chosen = [stream.choose for stream in self.streams]
+        batch = self.global_batch
         depends = {
-            "stratified": self.global_batch,
-            "per_stream": self.global_batch,
-            "device_per_stream": self.batch_size,
+            "stratified": batch,
+            "per_stream": batch,
+            "device_per_stream": None if batch is None else batch // self._world.ranks,
         }
         return Fingerprint(
             dataset=digest([source.index.fingerprint for source in self.catalog.sources]),

@@ -13,8 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from datasync.errors import UsageError
 from datasync.streaming.mixture import scaled_floor
 from datasync.streaming.permute import Ints, permute
+
+MAX_UNITS = 1 << 20
+"""Most uses of shards in an epoch that uses a stream more than once; planning takes about 200 bytes each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +44,19 @@ def stream_units(sizes: Ints, choose: int, *, granularity: int, key: int) -> Uni
         choose (int): Samples to use.
         granularity (int): Samples to take from a shard at a time, in the part; at least 1.
         key (int): Names the part: of seed and epoch for ``balanced``, of the seed alone for ``fixed``.
+
+    Raises:
+        UsageError: It is used too often in one epoch.
     """
     shards = np.arange(len(sizes), dtype=np.int64)
     repeats, rest = divmod(choose, int(sizes.sum()))
+    if repeats > 1 and repeats * len(shards) > MAX_UNITS:
+        samples = int(sizes.sum())
+        raise UsageError(
+            f"an epoch of {choose:,} samples goes {repeats:,} times over a stream of {samples:,} samples in "
+            f"{len(shards):,} shards, which is too much to plan at once",
+            mend=f"use at most {MAX_UNITS // len(shards) * samples:,}; the next epoch follows by itself",
+        )
     part = shard_parts(sizes, rest, granularity=granularity, key=key)
     used = np.flatnonzero(part)
     return Units(

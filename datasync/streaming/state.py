@@ -92,6 +92,8 @@ class State:
         Raises:
             FormatError: A key is missing or has a value that cannot be, or it comes from a newer version.
         """
+        if not isinstance(state, Mapping):
+            raise FormatError(f"{state!r} is no state of a dataset", mend="load what state_dict() returned")
         ours = state.get("datasync")
         if ours is not None and ours.get("version") != VERSION:
             raise FormatError(

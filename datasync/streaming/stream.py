@@ -18,6 +18,7 @@ import numpy as np
 from datasync.config import Config
 from datasync.errors import NotFoundError, UsageError
 from datasync.storage import Store
+from datasync.streaming.arguments import check_count
 from datasync.streaming.fetch import ShardSource
 from datasync.streaming.permute import Ints
 from datasync.streaming.stats import Stats
@@ -47,8 +48,8 @@ class Stream:
         validate_hash (str | None): Which of the index's digests is verified.
         keep_zip (bool | None): Keep compressed files in the cache.
         dataset (str | None): Name of a dataset of the configuration's clusters.
-        clusters (Sequence[str] | None): Which clusters to read it from, the preferred one first. Default:
-            every one that has it.
+        clusters (str | Sequence[str] | None): Which clusters to read it from, the preferred one first.
+            Default: every one that has it.
         config (str | None): The configuration file. Default: found in the usual places.
         version (str | None): The version of the dataset, or its first 8 digits or more: a replica that has
             another one is passed over. Default: that of the first replica that answers.
@@ -75,41 +76,43 @@ class Stream:
         validate_hash: str | None = None,
         keep_zip: bool | None = None,
         dataset: str | None = None,
-        clusters: Sequence[str] | None = None,
+        clusters: str | Sequence[str] | None = None,
         config: str | os.PathLike[str] | None = None,
         version: str | None = None,
     ) -> None:
         self.remote = remote
         self.split = split or ""
         self.dataset = dataset
-        self.clusters = clusters
+        self.clusters = [clusters] if isinstance(clusters, str) else clusters
         self.config = config
         self.version = version
         self.download_retry = download_retry
         self.download_timeout = download_timeout
         self.validate_hash = validate_hash
         self.keep_zip = keep_zip
-        self._local = None if local is None else os.fspath(local)
+        self._local = None if local is None else os.path.expanduser(local)
         self._check_place()
+        check_count("download_retry", download_retry, least=0)
+        _check_number("download_timeout", download_timeout)
         _check(
-            download_retry is None or download_retry >= 0, f"`download_retry` {download_retry} is negative"
-        )
-        _check(
-            download_timeout is None or download_timeout > 0,
-            f"`download_timeout` {download_timeout} is not positive",
+            download_timeout != 0,
+            "`download_timeout` is 0",
+            mend="give seconds, more than 0; the default is 60",
         )
         _check(
             version is None or re.fullmatch("[0-9a-f]{8,64}", version) is not None,
             f"`version` {version!r} is not 8 to 64 hexadecimal digits",
+            mend="give the version, or its beginning, as datasync inspect shows it",
         )
         weights = {"proportion": proportion, "repeat": repeat, "choose": choose}
         self.weight = {name: value for name, value in weights.items() if value is not None}
         _check(
             len(self.weight) <= 1,
-            f"a stream has {' and '.join(f'`{name}`' for name in self.weight)}; at most one can be",
+            f"a stream has {' and '.join(f'`{name}`' for name in self.weight)}",
+            mend="give one of them: a share of the epoch, a number of passes, or a number of samples",
         )
         for name, value in self.weight.items():
-            _check(value >= 0, f"`{name}` {value} is negative")
+            _check_number(name, value)
             setattr(self, name, value)
 
     @property
@@ -185,14 +188,22 @@ class Stream:
             if colon and cluster in config.clusters:
                 named.append(name.strip("/"))
         keys = {config.datasets[name].require_signature for name in named if name in config.datasets}
-        _check(len(keys) < 2, f"the replicas {', '.join(named)} must be signed by different keys, or by none")
+        _check(
+            len(keys) < 2,
+            f"the replicas {', '.join(named)} must be signed by different keys, or by none",
+            mend="let require_signature be the same for all of them in the configuration",
+        )
         return keys.pop() if keys else None
 
     def _check_place(self) -> None:
         if self.dataset is not None:
-            _check(not self.remote, "a stream has both `dataset` and `remote`; give one of them")
+            _check(not self.remote, "a stream has both `dataset` and `remote`", mend="give one of them")
         else:
-            _check(self.clusters is None, "`clusters` says where a `dataset` is; name the dataset too")
+            _check(
+                self.clusters is None,
+                "`clusters` says where a `dataset` is, and there is none",
+                mend="name the dataset too, or give `remote` the places",
+            )
 
     def _cache_name(self) -> str:
         if self.dataset is not None:
@@ -217,6 +228,7 @@ def validate_weights(streams: Sequence[Stream]) -> bool:
             one == proportional[0],
             f"stream {i} and stream 0 are weighted in ways that exclude each other: "
             "`proportion` is relative; `repeat`, `choose` and none are absolute",
+            mend="give every stream a `proportion`, or none of them",
         )
     return proportional[0]
 
@@ -239,16 +251,28 @@ def apply_weights(streams: Sequence[Stream], sizes: Ints, epoch_size: int | None
     if relative or (unweighted and epoch_size):
         total = epoch_size or int(sizes.sum())
         weights = np.array([s.weight["proportion"] for s in streams], np.float64) if relative else sizes * 1.0
-        _check(float(weights.sum()) > 0, "the proportions of the streams are all 0")
+        _check(
+            float(weights.sum()) > 0,
+            "the proportions of the streams are all 0" if relative else "the streams have no samples",
+            mend="give one of them a share" if relative else "look at their indexes: datasync inspect",
+        )
         chosen = (total * (weights / weights.sum())).astype(np.int64)
         # Which streams get the rest is drawn as MosaicML Streaming draws it, so that sizes agree.
         rest = total - int(chosen.sum())
         chosen[np.random.default_rng(seed).choice(len(streams), rest, False)] += 1
     else:
-        _check(not epoch_size, "`epoch_size` goes with streams weighted by `proportion`, or not at all")
+        _check(
+            not epoch_size,
+            "`epoch_size` is given, and streams have a `repeat` or `choose`, which make an epoch too",
+            mend="leave epoch_size out, or weight the streams by `proportion`",
+        )
         chosen = np.array([_absolute(s, int(n)) for s, n in zip(streams, sizes, strict=True)], np.int64)
         total = int(chosen.sum())
-    _check(total > 0, "the streams give no sample to an epoch")
+    _check(
+        total > 0,
+        "the streams give no sample to an epoch",
+        mend="raise `repeat` or `choose`; or look at their indexes: datasync inspect",
+    )
     for stream, size, count in zip(streams, sizes.tolist(), chosen.tolist(), strict=True):
         stream.choose, stream.repeat, stream.proportion = count, count / size, count / total
     return total
@@ -266,9 +290,15 @@ def _as_list(remote: Remote | None) -> list[str | os.PathLike[str]]:
     return [remote] if isinstance(remote, str | os.PathLike) else list(remote)
 
 
-def _check(good: bool, problem: str) -> None:
+def _check(good: bool, problem: str, *, mend: str) -> None:
     if not good:
-        raise UsageError(problem, mend="mend this argument of Stream or StreamingDataset")
+        raise UsageError(problem, mend=mend)
+
+
+def _check_number(name: str, value: float | None) -> None:
+    number = value is None or (isinstance(value, int | float | np.number) and not isinstance(value, bool))
+    _check(number, f"`{name}` is {value!r}", mend="give a number")
+    _check(value is None or value >= 0, f"`{name}` {value} is negative", mend="give a number of at least 0")
 
 
 streams_registry: dict[str, type[Stream]] = {"stream": Stream}

@@ -258,3 +258,14 @@ def test_a_state_is_small_and_plain(build):
     state = build().state_dict(24, True)
     assert len(json.dumps(state)) < 1000
     assert State.from_dict(state).to_dict() == state
+
+
+def test_batches_of_a_rank_refuse_another_number_of_ranks(build, monkeypatch):
+    """With `device_per_stream` batches depend on their size; the same size on more ranks goes on."""
+    first = StreamingDataLoader(build(batching_method="device_per_stream"))
+    next(iter(first))
+    state = first.state_dict()
+    as_rank(monkeypatch, 0, 2)
+    with pytest.raises(UsageError, match="batch was 24, is 12"):
+        build(batching_method="device_per_stream").load_state_dict(state)
+    build(batching_method="device_per_stream", global_batch_size=48).load_state_dict(state)
