@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from datasync.errors import CorruptError, DatasyncError, NotFoundError
+from datasync.errors import CorruptError, DatasyncError, NotFoundError, UsageError
 from datasync.storage.local import LocalStore
 from shards.digests import digest_file
 from shards.version import __version__
@@ -235,9 +235,16 @@ class Checkpoints:
 
         Raises:
             CorruptError: Checkpoints were committed and none of them (or not that of `step`) verifies.
+            UsageError: There is none of `step`.
         """
         self.finish()
         stored, here = self.steps(), self._steps_here()
+        if step is not None and step not in {*stored, *here}:
+            there = ", ".join(map(str, sorted({*stored, *here})))
+            raise UsageError(
+                f"{self.store.url} has no checkpoint of step {step}",
+                mend=f"there are: {there}" if there else "train first",
+            )
         bad = []
         for candidate in sorted({*stored, *here}, reverse=True) if step is None else [step]:
             reasons = [reason for reason in self.team.gather_objects(self._fetch(candidate)) if reason]

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -160,7 +160,8 @@ class Feed:
                 return Drawn(self._number - 1, self._epoch, made["batches"], self._reached())
             self._batches, self._epoch = None, self._epoch + 1
         raise UsageError(
-            f"the dataset holds {len(self.dataset)} samples on each rank, less than one batch",
+            f"the dataset has {self.dataset.epoch_size} samples, fewer than data.batch_size "
+            f"= {self.dataset.global_batch}",
             mend='lower data.batch_size, or set data.uneven = "pad"',
         )
 
@@ -303,12 +304,12 @@ def check_columns(data: DataConfig, streams: Sequence[Mapping[str, str]]) -> Non
 
 def open_fixed(config: Config) -> StreamingDataset:
     """The samples of `eval`, in their own order."""
-    if config.eval.holdout:
-        streams = [open_stream(config, source, held=True) for source in sources_of(config.data)]
+    e = config.eval
+    if e.remote and not e.holdout:
+        sources: Sequence[StreamConfig] = [StreamConfig(remote=e.remote, split=e.split)]
     else:
-        remote = config.eval.remote or config.data.remote
-        split = config.eval.split or (config.data.split if not config.eval.remote else "")
-        streams = [open_stream(config, StreamConfig(remote=remote, split=split), held=True)]
+        sources = [replace(source, split=e.split or source.split) for source in sources_of(config.data)]
+    streams = [open_stream(config, source, held=True) for source in sources]
     return StreamingDataset(streams=streams, shuffle=False, batch_size=1, sample_ids=True)
 
 

@@ -12,6 +12,7 @@ lock              held by the run's first rank, so that a second start cannot wr
 
 from __future__ import annotations
 
+import difflib
 import fcntl
 import json
 import os
@@ -35,21 +36,32 @@ FREE = (
 """Keys (or their beginnings) that may change between attempts: they do not change what is computed."""
 
 
+SHAPES = (
+    "model.dim", "model.layers", "model.heads", "model.kv_heads", "model.hidden", "model.vocab", "model.tied",
+    "model.qk_norm", "model.image.", "model.audio.mels", "model.audio.frames",
+)  # fmt: skip
+"""Keys (or their beginnings) that decide what the weights are: nothing can be continued over a change."""
+
+
 class RunFolder:
     """The folder of one run; made if it is not there."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock: Any = None
+        self._config: Config | None = None
         self.attempt = 0
 
     def open(self, config: Config, accept: Sequence[str] = ()) -> None:
         """Take the folder for this process and check that the config is the run's.
 
+        It becomes the run's with `begin`: an attempt that fails before its first step changes nothing.
+
         Raises:
             BusyError: Another process trains here.
             UsageError: The config differs from the run's in a key that changes what is computed.
         """
+        check_accept(accept, config)
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = (self.path / "lock").open("a")
         try:
@@ -65,13 +77,20 @@ class RunFolder:
             except UsageError:
                 self.close()
                 raise
-        self.write("config.json", config.to_dict())
+        self._config = config
         self.attempt = 1 + max((entry["attempt"] for entry in self.lines("attempts.jsonl")), default=0)
 
     def _has_steps(self) -> bool:
         """Whether there is anything to continue; a run that failed before its first step binds nobody."""
         kept = self.path / "checkpoints"
         return any(self.lines("metrics.jsonl")) or (kept.is_dir() and any(kept.iterdir()))
+
+    def progress(self) -> tuple[int, int]:
+        """The last step that an attempt is known to have saved when it ended, and the last step made."""
+        ends = [entry for entry in self.lines("attempts.jsonl") if entry["event"] == "end"]
+        saved = [entry["step"] for entry in ends if entry["cause"].startswith(("finished", "stopped by"))]
+        made = [entry["step"] for entry in self.lines("metrics.jsonl")]
+        return max(saved, default=0), max(made, default=0)
 
     def close(self) -> None:
         """Let another process have the folder."""
@@ -80,7 +99,9 @@ class RunFolder:
             self._lock = None
 
     def begin(self, **facts: Any) -> None:
-        """Note that an attempt starts."""
+        """Note that an attempt starts, and with which config."""
+        if self._config is not None:
+            self.write("config.json", self._config.to_dict())
         self.append(
             "attempts.jsonl", {"attempt": self.attempt, "event": "start", "time": time.time(), **facts}
         )
@@ -137,6 +158,18 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
             yield value
 
 
+def check_accept(accept: Sequence[str], config: Config) -> None:
+    """Refuse to accept a change of a key that there is not; names without a dot are the data's."""
+    keys = flatten(config)
+    for name in accept:
+        if "." in name and name not in keys:
+            near = difflib.get_close_matches(name, keys, n=1, cutoff=0.6)
+            raise UsageError(
+                f"--accept {name}: there is no such key",
+                mend=f"did you mean {near[0]}?" if near else "datasync train --explain lists them",
+            )
+
+
 def check_same(known: Mapping[str, Any], config: Config, accept: Sequence[str], where: Path) -> None:
     """Refuse to continue a run with a config that computes something else."""
     before, now = dict(leaves(known)), flatten(config)
@@ -147,6 +180,13 @@ def check_same(known: Mapping[str, Any], config: Config, accept: Sequence[str], 
         and not key.startswith(FREE)
         and key not in accept
     }
+    shaping = [key for key in before if key.startswith(SHAPES) and before[key] != now.get(key)]
+    if not different and shaping:
+        key = shaping[0]
+        raise UsageError(
+            f"{where} holds a model with {key} = {before[key]!r}, its weights do not fit {now.get(key)!r}",
+            mend="name another run.dir: the shape of a model cannot change",
+        )
     if different:
         lines = "".join(f"\n  {key}: {old!r} → {new!r}" for key, (old, new) in different.items())
         raise UsageError(

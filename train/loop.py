@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.distributed import DistError
 
-from shards.errors import DatasyncError
+from shards.errors import CorruptError, DatasyncError
 from shards.progress import format_count
 from train.checkpoint import Checkpoints, weights_digest
 from train.config import Config
@@ -107,6 +107,8 @@ class Trainer:
         """All steps that are left; returns the summary."""
         stop = StopRequest()
         self.restore()
+        if not self.step:
+            self._refuse_lost()
         metrics = self._begin() if self.team.leads else None
         cause = "error"
         self._lap()
@@ -230,6 +232,26 @@ class Trainer:
         self.feed.skipped = self.guard.skipped
         self.place = state["data"]
         self.feed.load(self.place, self.accept)
+
+    def _refuse_lost(self) -> None:
+        """There is nothing to continue, says the store. If the run folder knows better, do not start afresh.
+
+        Raises:
+            CorruptError: An attempt ended with everything saved.
+        """
+        [saved, made] = self.team.gather_objects(self.folder.progress() if self.team.leads else None)[0]
+        if saved:
+            raise CorruptError(
+                f"{self.folder.path} has saved step {saved}, and there is no checkpoint in "
+                f"{self.checkpoints.store.url}",
+                mend="copy them back (datasync replicate, a backup), or name another run.dir to start afresh",
+            )
+        if made and self.team.leads:
+            log.error(
+                "%s has made %s before and saved none: BEGINNING AGAIN",
+                self.folder.path,
+                format_count(made, "step"),
+            )
 
     def _stop(self, kind: signal.Signals) -> None:
         """Save what the last finished step left, and leave."""

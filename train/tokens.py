@@ -56,7 +56,13 @@ class FileTokenizer:
             raise UsageError(
                 f"no tokenizer at {path}", mend='data.tokenizer is "bytes" or the path of a tokenizer.json'
             )
-        self._reader = Reader.from_file(str(path))
+        try:
+            self._reader = Reader.from_file(str(path))
+        except Exception as error:  # noqa: BLE001  it raises nothing narrower
+            raise UsageError(
+                f"{path} is no tokenizer: {error}",
+                mend='data.tokenizer is "bytes" or the path of a tokenizer.json',
+            ) from None
         self._reader.no_padding()
         self._reader.no_truncation()
         self.vocab = self._own = self._reader.get_vocab_size(with_added_tokens=True)

@@ -29,7 +29,7 @@ def train(
     plan: Annotated[
         bool, typer.Option("--plan", help="Print parameters, FLOPs and memory; train nothing.")
     ] = False,
-    ranks: Annotated[int, typer.Option(help="With --plan: how many ranks.")] = 1,
+    ranks: Annotated[int, typer.Option(help="With --plan: how many ranks.", min=1)] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")] = False,
 ) -> None:
     """Train a multimodal decoder from a stream, or continue where the run was stopped.

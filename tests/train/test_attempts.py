@@ -1,0 +1,121 @@
+"""Attempts that fail leave the run as it was, and say by name what they refuse."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shards.errors import UsageError
+from tests.train.ranks import run, start
+from train.checkpoint import Checkpoints, folder
+from train.folder import RunFolder
+from train.settings import leaves
+
+
+@pytest.fixture(scope="module")
+def finished(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of four steps, all of them saved."""
+    place = tmp_path_factory.mktemp("runs") / "finished"
+    run(1, *sets(shapes, place))
+    return place
+
+
+@pytest.fixture
+def copy(finished: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(finished, tmp_path / "run")
+
+
+def sets(shapes: Path, place: Path, *more: str) -> list[str]:
+    return [f"data.remote={shapes}", f"run.dir={place}", "run.steps=4", "checkpoint.every=2", *more]
+
+
+def attempt(*sets: str) -> dict[str, Any]:
+    return start(1, *sets).wait()[0]
+
+
+def config_of(place: Path) -> dict[str, Any]:
+    return dict(leaves(json.loads((place / "config.json").read_text())))
+
+
+def test_a_change_that_came_to_nothing_is_not_the_runs(shapes: Path, copy: Path) -> None:
+    before = config_of(copy)
+    more = ("run.steps=6", "accept.run.steps", "data.remote=/nowhere")
+    assert "/nowhere/index.json" in attempt(*sets(shapes, copy, *more))["error"]
+    assert config_of(copy) == before
+    assert run(1, *sets(shapes, copy, "run.steps=5", "accept.run.steps"))["step"] == 5
+    assert config_of(copy)["run.steps"] == 5
+
+
+def test_weights_of_another_shape_are_refused_even_if_accepted(shapes: Path, copy: Path) -> None:
+    refused = attempt(*sets(shapes, copy, "model.layers=3", "accept.model.layers", "accept.model.size"))
+    assert refused["kind"] == "UsageError"
+    assert "model.layers = 2, its weights do not fit 3" in refused["error"]
+    assert run(1, *sets(shapes, copy))["step"] == 4
+
+
+def test_accepting_a_key_that_is_none_names_the_nearest(shapes: Path, copy: Path) -> None:
+    refused = attempt(*sets(shapes, copy, "accept.run.stpes"))
+    assert "--accept run.stpes: there is no such key" in refused["error"]
+    assert "did you mean run.steps?" in refused["error"]
+
+
+def test_checkpoints_that_were_there_are_missed(shapes: Path, copy: Path) -> None:
+    """Never a silent fresh start, also where the whole folder of checkpoints is gone."""
+    shutil.rmtree(copy / "checkpoints")
+    refused = attempt(*sets(shapes, copy))
+    assert refused["kind"] == "CorruptError"
+    assert "has saved step 4, and there is no checkpoint" in refused["error"]
+
+
+def test_a_step_that_was_not_kept_is_told_from_one_that_is_bad(copy: Path) -> None:
+    from datasync.storage import open_store
+    from train.config import CheckpointConfig, ParallelConfig
+    from train.distributed import Team
+
+    kept = Checkpoints(
+        open_store(str(copy / "checkpoints")), Team(ParallelConfig()), CheckpointConfig(), copy
+    )
+    with pytest.raises(UsageError, match="no checkpoint of step 3") as refused:
+        kept.load({}, step=3)
+    assert "there are: 2, 4" in str(refused.value)
+    assert (copy / "checkpoints" / folder(4)).is_dir()
+
+
+def test_progress_is_what_the_run_folder_knows(copy: Path) -> None:
+    assert RunFolder(copy).progress() == (4, 4)
+    (copy / "attempts.jsonl").unlink()
+    assert RunFolder(copy).progress() == (0, 4)
+
+
+def test_a_dataset_smaller_than_a_batch_is_counted_right(shapes: Path, tmp_path: Path) -> None:
+    refused = attempt(*sets(shapes, tmp_path / "run", "data.batch_size=300"))
+    assert "the dataset has 240 samples, fewer than data.batch_size = 300" in refused["error"]
+
+
+def test_a_file_that_is_no_tokenizer_is_named(shapes: Path, tmp_path: Path) -> None:
+    (tmp_path / "words.txt").write_text("the and of")
+    refused = attempt(*sets(shapes, tmp_path / "run", f"data.tokenizer={tmp_path / 'words.txt'}"))
+    assert "words.txt is no tokenizer" in refused["error"]
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_run_with_workers_ends_when_it_is_told_to(shapes: Path, tmp_path: Path, name: str) -> None:
+    """Workers ignore the signal: who leaves has to end them, or waits for them for ever."""
+    more = ("run.steps=50", "data.workers=2", f"fault.signal=0:3:{name}")
+    outcome = start(1, *sets(shapes, tmp_path / "run", *more)).wait(seconds=60)[0]
+    assert outcome["kind"] == "StoppedError"
+
+
+def test_captions_of_a_mixture_are_made_of_its_streams(shapes: Path, tmp_path: Path) -> None:
+    from tests.train.ranks import TREE
+    from train.config import Config
+    from train.data import open_fixed
+
+    streams = [{"remote": str(shapes), "proportion": 0.5}, {"remote": str(shapes), "proportion": 0.5}]
+    tree = {**TREE, "data": {**TREE["data"], "streams": streams}}
+    config, _ = Config.from_tree(tree, [f"run.dir={tmp_path / 'run'}"], where="test")
+    assert open_fixed(config).size == 480
