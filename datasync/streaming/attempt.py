@@ -3,7 +3,7 @@
     store ─► digest of what was sent ─► decompress, bounded ─► digest of that ─► temporary file ─► place
                       └─► temporary file of the compressed form, where it is kept
 
-Everything flows in pieces of about a MiB, so an attempt holds a few MiB whatever the size of the shard. The
+Everything flows in pieces of about 2 MiB, so an attempt holds a few MiB whatever the size of the shard. The
 bytes are checked as they pass and the file gets its name only when all of it was right (invariants 2 and 8).
 
 An attempt runs on a thread of its own and reports to a queue: whoever waits can start a second one elsewhere,
@@ -32,7 +32,7 @@ from datasync.streaming.stamps import Item
 from shards.compression import Decompressor, parse
 from shards.digests import Digest, cheapest, check_size, compare
 
-_CHUNK = 1 << 20
+_CHUNK = 2 << 20  # fewer, and threads wait for the GIL less often
 _ALWAYS = "xxh3_64"  # recorded in the stamp even where the index has no digest, to adopt the file later
 
 
@@ -237,7 +237,7 @@ def _pieces(source: _Source, compression: str | None, *, limit: int, where: str)
 
 
 def _zstd_pieces(source: _Source, *, limit: int, where: str) -> Iterator[memoryview]:
-    """zstd pulls: a MiB is asked for at a time, so a bomb yields no more than that beyond the limit."""
+    """zstd pulls: 2 MiB are asked for at a time, so a bomb yields no more than that beyond the limit."""
     buffer = bytearray(_CHUNK)
     view = memoryview(buffer)
     out = 0
