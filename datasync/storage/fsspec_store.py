@@ -48,6 +48,8 @@ _FOLDERS = {"sftp", "ssh", "ftp", "smb", "hdfs", "webhdfs", "webdav", "dav", "ar
 _READ_ONLY = {"http", "https", "zip", "tar", "github", "git", "reference", "data"}
 _EXCLUSIVE = {"memory", "gs", "gcs", "az", "abfs", "abfss"}
 _NO_QUERY = {"az", "abfs", "abfss"}
+_STRICT = {"sftp", "ssh"}  # hand every option to the client, which refuses those of fsspec
+_NAMES = {"azure": "az", "azure-dl": "abfs"}  # of MosaicML Streaming, here
 _no_lock = contextlib.nullcontext()
 _PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs"}
 _PACKAGES |= {
@@ -90,7 +92,10 @@ class FsspecStore:
             kind = fsspec.get_filesystem_class(scheme)
         except ValueError:
             raise UsageError(
-                f"no store has the scheme {scheme!r}", mend="write a path, s3://..., gs://..."
+                f"no store has the scheme {scheme!r}",
+                mend=f"write {_NAMES[scheme]}://CONTAINER/PATH"
+                if scheme in _NAMES
+                else "write a path, s3://..., gs://..., az://...",
             ) from None
         except ImportError as error:
             package = _PACKAGES.get(scheme, "the package that fsspec names")
@@ -378,7 +383,8 @@ class FsspecStore:
             else value
             for name, value in self._options.items()
         }
-        options.setdefault("use_listings_cache", False)
+        if self.scheme not in _STRICT:
+            options.setdefault("use_listings_cache", False)
         with self._translated(""):
             return fsspec.filesystem(self.scheme, skip_instance_cache=True, **options)
 
