@@ -283,10 +283,12 @@ def _line(result: ConvertResult) -> str:
     from shards.progress import format_bytes, format_count
 
     skipped = f" · {result.skipped:,} skipped" if result.skipped else ""
-    shards = sum(part.shards for part in result.published)
+    if not result.published:
+        return f"{result.url}: {format_count(result.rows, 'row')}{skipped}"
+    rows = format_count(sum(part.samples for part in result.published), "row")
+    shards = format_count(sum(part.shards for part in result.published), "shard")
     stored = format_bytes(sum(part.stored_bytes for part in result.published))
-    made = f" · {format_count(shards, 'shard')} · {stored}" if result.published else ""
-    return f"{result.url}: {format_count(result.rows, 'row')}{made}{skipped}"
+    return f"{result.url}: {rows} · {shards} · {stored}{skipped}"
 
 
 def show(result: ConvertResult, *, task: str | None, out: str) -> None:
