@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -35,9 +36,9 @@ def _corpus(folder: Path) -> Path:
     return folder / "a.jsonl"
 
 
-def _start(source: Path, out: Path) -> subprocess.Popen[bytes]:
+def _start(source: Path, out: Path, *more: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        command("shard", source, out, *OPTIONS),
+        command("shard", source, out, *OPTIONS, *more),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -56,22 +57,33 @@ def _records(out: Path) -> dict[str, int]:
     return found
 
 
-def _kill_and_go_on(folder: Path, kills: int, seed: int) -> int:
-    """Kill runs of one job at random instants until `kills` of them died, and compare each finished tree."""
+def _kill_and_go_on(folder: Path, kills: int, seed: int, *, append: bool = False) -> int:
+    """Kill runs of one job at random instants until `kills` of them died, and compare each finished tree.
+
+    With `append`, the job adds to a dataset that is there before.
+    """
     chance = random.Random(seed)
     source = _corpus(folder)
+    more = ("--append",) if append else ()
+    if append:
+        jsonl(folder / "first.jsonl", 100)
+        assert run("shard", folder / "first.jsonl", folder / "first", *OPTIONS).returncode == 0
+        shutil.copytree(folder / "first", folder / "calm")
     started = time.monotonic()
-    calm = run("shard", source, folder / "calm", *OPTIONS)
+    calm = run("shard", source, folder / "calm", *OPTIONS, *more)
     length = time.monotonic() - started
     assert calm.returncode == 3, calm.stderr
+    indexes = [(folder / name / "index.json").read_bytes() for name in ("calm", *(["first"] * append))]
     expected = tree(folder / "calm")
     killed = at_work = round_ = 0
     while killed < kills:
         out = folder / f"out{round_}"
         round_ += 1
+        if append:
+            shutil.copytree(folder / "first", out)
         while True:
             before = _records(out)
-            process = _start(source, out)
+            process = _start(source, out, *more)
             time.sleep(chance.uniform(0.2, 1.0) * length)
             if process.poll() is not None:
                 assert process.returncode == 3
@@ -83,11 +95,12 @@ def _kill_and_go_on(folder: Path, kills: int, seed: int) -> int:
             kept = before.keys() & after.keys()
             assert {name: after[name] for name in kept} == {name: before[name] for name in kept}
             index = out / "index.json"
-            at_work += bool(list(out.glob("_datasync/jobs/*/job.json"))) and not index.exists()
-            if index.exists():
-                assert index.read_bytes() == (folder / "calm" / "index.json").read_bytes()
+            begun = len(list(out.glob("_datasync/jobs/*/job.json"))) > append
+            published = index.exists() and index.read_bytes() == indexes[0]
+            at_work += begun and not published
+            assert published or not index.exists() or index.read_bytes() in indexes
             if killed >= kills:
-                assert run("shard", source, out, *OPTIONS).returncode == 3
+                assert run("shard", source, out, *OPTIONS, *more).returncode == 3
                 break
         assert tree(out) == expected
     assert at_work >= kills // 4  # the others came before its journal, or behind its index
@@ -96,6 +109,12 @@ def _kill_and_go_on(folder: Path, kills: int, seed: int) -> int:
 
 def test_killed_a_few_times_the_bytes_are_the_same(tmp_path: Path) -> None:
     assert _kill_and_go_on(tmp_path, kills=4, seed=1) >= 4
+
+
+def test_killed_while_it_appends_readers_see_the_old_or_the_new_and_the_bytes_are_the_same(
+    tmp_path: Path,
+) -> None:
+    assert _kill_and_go_on(tmp_path, kills=3, seed=3, append=True) >= 3
 
 
 @pytest.mark.slow
