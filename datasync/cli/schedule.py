@@ -124,16 +124,16 @@ def install(
 def remove(
     name: Annotated[str, typer.Argument(help="A policy.")], kind: _As = "cron", file: _File = None
 ) -> None:
-    """Undo install."""
+    """Undo install, also of a policy that is no longer in the configuration."""
     from datasync.cli import load_config
     from datasync.ops import install as installing
 
     config = load_config()
-    # Removing a CronJob by name needs no image.
-    job = installing.job(_policy(config, name), config.path, image="none")
-    print(
-        f"{name} removed" if installing.remove(job, _kind(kind), file=file) else f"{name} was not installed"
-    )
+    if installing.remove(installing.named(name, config.path), _kind(kind), file=file):
+        print(f"{name} removed")
+        return
+    _policy(config, name)
+    print(f"{name} was not installed")
 
 
 @app.command()
@@ -149,6 +149,8 @@ def run(
     75 another run is at work there, 143 stopped by SIGTERM.
     """
     import sys
+    from datetime import datetime
+    from functools import partial
 
     from datasync.cli import load_config
     from datasync.ops import schedule
@@ -157,8 +159,9 @@ def run(
 
     config = load_config()
     policy = _policy(config, name)
-    stop = Stop()
-    with stop_on_signals(stop), stop_after(stop, policy.max_runtime):
+    stop, began = Stop(), datetime.now()
+    last_words = partial(schedule.abandon, config, policy, stop, began)
+    with stop_on_signals(stop, last_words=last_words), stop_after(stop, policy.max_runtime):
         record = schedule.run(config, policy, stop, jitter=not no_jitter, quiet=not show_progress)
     for error in record["errors"]:
         print(f"error: {name}: {error}", file=sys.stderr)

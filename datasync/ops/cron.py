@@ -8,6 +8,7 @@ do when clocks are changed is left to the scheduler that runs the job.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -40,7 +41,7 @@ class Cron:
     """An expression, as sets of what fits.
 
     Args:
-        text (str): Five fields.
+        text (str): Five fields, as every cron takes them.
         minutes, hours, days, months, weekdays (frozenset[int]): What fits; Sunday is 0.
         any_day, any_weekday (bool): Whether the field is ``*``.
     """
@@ -67,7 +68,7 @@ class Cron:
             raise UsageError(f"{where}: {text!r} is no schedule", mend='write five fields, like "30 2 * * *"')
         sets = [_field(part, *field, where=where) for part, field in zip(parts, _FIELDS, strict=True)]
         found = cls(
-            " ".join(parts),
+            " ".join(map(_portable, parts, (name for name, *_ in _FIELDS), sets)),
             sets[0],
             sets[1],
             sets[2],
@@ -153,6 +154,13 @@ def _field(text: str, name: str, low: int, high: int, *, where: str) -> frozense
             ) from None
         found.update(range(first, last + 1, step))
     return frozenset(found)
+
+
+def _portable(part: str, name: str, values: frozenset[int]) -> str:
+    """A field without what some crons refuse: a step from a number (``5/15``), and 7 for Sunday."""
+    if name == "day of week" and 7 in values:
+        return ",".join(map(str, sorted({day % 7 for day in values})))
+    return ",".join(map(str, sorted(values))) if re.search(r"(^|,)\d+/", part) else part
 
 
 def _number(text: str, name: str) -> int:

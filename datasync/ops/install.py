@@ -76,6 +76,13 @@ def job(policy: Replication, config: Path | None, *, image: str | None = None) -
     )
 
 
+def named(name: str, config: Path | None) -> Job:
+    """A job by its name alone, to remove it: its policy may have lost its schedule, or be gone."""
+    if config is None:
+        raise UsageError("there is no configuration file", mend="write datasync.toml")
+    return Job(name=name, config=config.resolve(), cron=Cron.parse("@yearly"), image="none")
+
+
 def command(job: Job, *, python: str = sys.executable) -> list[str]:
     """The command that a scheduler runs."""
     return [python, "-m", "datasync.cli", "--config", str(job.config), "schedule", "run", job.name]
@@ -139,7 +146,8 @@ def write_crontab(content: str, file: Path | None) -> None:
     if file is None:
         _run(["crontab", "-"], input=content)
         return
-    file.parent.mkdir(parents=True, exist_ok=True)
+    if not file.parent.is_dir():
+        raise UsageError(f"there is no folder {file.parent}", mend="check --file")
     temporary = file.with_name(f".{file.name}.new")
     temporary.write_text(content)
     os.replace(temporary, file)

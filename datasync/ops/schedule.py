@@ -22,13 +22,13 @@ import json
 import logging
 import os
 import random
-import shlex
 import subprocess
 import time
 import urllib.error
 import urllib.request
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,25 +92,55 @@ def run(
     Exit codes: 0 everything is where it should be; 1 something failed; 2 the configuration is wrong; 4
     stopped at the deadline; 75 another run holds a lease; 143 stopped by SIGTERM.
     """
-    folder = state_folder(config.path)
-    before = read_state(folder, policy.name)
+    before = read_state(state_folder(config.path), policy.name)
     began = datetime.now()
     if jitter and policy.jitter:
         stop.event.wait(random.uniform(0, policy.jitter))
-    record: dict[str, Any] = {
+    record = _opened(policy, before, began)
+    code, outcomes, problem = _attempts(config, policy, stop, record, quiet=quiet)
+    if code == 0 and policy.keep is not None:
+        code, problem = _collect(config, policy, outcomes, problem)
+    record |= _summary(code, outcomes, problem, stop)
+    return _closed(config, policy, before, record, began)
+
+
+def abandon(config: Config, policy: Replication, stop: Stop, began: datetime) -> None:
+    """Log line, state and hooks of a run that is ended from outside because a place does not answer."""
+    before = read_state(state_folder(config.path), policy.name)
+    record = _opened(policy, before, began)
+    problem = DatasyncError(
+        "a place did not answer, and the run was ended; what was going on is left as it is"
+    )
+    _closed(config, policy, before, record | _summary(stop.exit_code, [], problem, stop), began)
+
+
+def _opened(policy: Replication, before: State | None, began: datetime) -> dict[str, Any]:
+    return {
         "policy": policy.name,
         "started": began.isoformat(timespec="seconds"),
         "missed": missed(policy, before, began),
         "attempts": 0,
     }
-    code, outcomes, problem = _attempts(config, policy, stop, record, quiet=quiet)
-    if code == 0 and policy.keep is not None:
-        code, problem = _collect(config, policy, outcomes, problem)
-    record |= _summary(code, outcomes, problem, stop)
+
+
+def _closed(
+    config: Config, policy: Replication, before: State | None, record: dict[str, Any], began: datetime
+) -> dict[str, Any]:
+    """Tell everybody how a run ended."""
+    folder = state_folder(config.path)
     record["finished"] = datetime.now().isoformat(timespec="seconds")
     record["seconds"] = round((datetime.now() - began).total_seconds(), 3)
-    _remember(folder, policy, before, record)
-    _write_line(Path(policy.log) if policy.log else folder / f"{policy.name}.jsonl", record)
+    log_file = Path(policy.log) if policy.log else folder / f"{policy.name}.jsonl"
+    # A run that nobody can see afterwards is no good run: the hooks are told, and no heartbeat goes out.
+    for what, write in (
+        ("the log", partial(_write_line, log_file, record)),
+        ("the state", partial(_remember, folder, policy, before, record)),
+    ):
+        try:
+            write()
+        except OSError as error:
+            record["errors"].append(f"{what} could not be written: {error}")
+            record["exit_code"] = record["exit_code"] or 1
     if policy.metrics:
         _guarded("metrics", lambda: write_metrics(Path(str(policy.metrics)), policy, record, before))
     _tell(policy, before, record)
@@ -152,6 +182,9 @@ def _attempt(
                 break
     except DatasyncError as error:
         return error.exit_code, outcomes, error
+    except Exception as error:  # a defect must reach the log and the hooks too
+        log.exception("%s", policy.name)
+        return 1, outcomes, DatasyncError(f"{type(error).__name__}: {error}")
     code = report.exit_code(outcomes, stopped=stop.exit_code)
     if stop.event.is_set() and code == 0:
         code = stop.exit_code
@@ -283,13 +316,13 @@ def _guarded(what: str, action: Any) -> None:
 
 
 def call_hook(hook: str, record: dict[str, Any]) -> None:
-    """POST the log line to a URL, or run a command with it on standard input."""
+    """POST the log line to a URL, or have the shell run a command with it on standard input."""
     line = json.dumps(record, ensure_ascii=False).encode()
     if hook.startswith(("http://", "https://")):
         _http(hook, line)
         return
     done = subprocess.run(
-        shlex.split(hook), input=line, timeout=_HOOK_SECONDS, check=False, stdout=subprocess.DEVNULL
+        ["/bin/sh", "-c", hook], input=line, timeout=_HOOK_SECONDS, check=False, stdout=subprocess.DEVNULL
     )
     if done.returncode != 0:
         raise ValueError(f"{hook!r} ended with {done.returncode}")

@@ -93,3 +93,18 @@ def test_systemd_agrees_on_the_next_run(text):
 
 def test_either_day_needs_two_lines_for_systemd():
     assert Cron.parse("0 0 13 * fri").calendars() == ["*-*-13 00:00:00", "Fri *-*-* 00:00:00"]
+
+
+@pytest.mark.parametrize(
+    ("text", "installed"),
+    [
+        ("5/15 * * * *", "5,20,35,50 * * * *"),
+        ("0 0 * * 7", "0 0 * * 0"),
+        ("0 0 * * 5-7", "0 0 * * 0,5,6"),
+        ("7,17 7 7 7 *", "7,17 7 7 7 *"),
+        ("*/15 1-5/2 * jan mon", "*/15 1-5/2 * jan mon"),
+    ],
+)
+def test_what_some_crons_refuse_is_written_in_another_way(text, installed):
+    assert Cron.parse(text).text == installed
+    assert Cron.parse(installed) == Cron.parse(text)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import stat
 import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -22,7 +24,7 @@ from datasync.ops.cron import Cron
 from datasync.ops.install import Job, crontab_block, k8s_cronjob, systemd_units, with_block, without_block
 from datasync.replicate.lease import held
 from datasync.storage.local import LocalStore
-from tests.replicate.kit import datasync, make_dataset, start
+from tests.replicate.kit import datasync, environment, make_dataset, start
 
 CONFIG = """
 [clusters.a]
@@ -133,6 +135,97 @@ def test_webhook_and_heartbeat(work):
     server.shutdown()
     assert seen[1][:2] == ("POST", "/failed")
     assert seen[1][2]["exit_code"] == 1
+
+
+def test_a_hook_is_run_by_the_shell(work):
+    configure(work, 'on_failure = "cat > failed.json && echo $((1 + 1)) | cat > two"')
+    (work / "a" / "emoji" / "index.json").write_text("{")
+    run(work, 1)
+    assert json.loads((work / "failed.json").read_text())["exit_code"] == 1
+    assert (work / "two").read_text() == "2\n"
+
+
+def test_a_log_that_cannot_be_written_is_a_failure_that_the_hook_hears_of(work):
+    configure(work, 'on_failure = "cat > failed.json"')
+    (work / "runs.jsonl").mkdir()
+    done = run(work, 1)
+    assert "the log could not be written" in done.stderr
+    assert "the log could not be written" in (work / "failed.json").read_text()
+
+
+def test_a_defect_is_a_failure_that_the_hook_hears_of(work, monkeypatch):
+    from datasync.config import Config
+    from datasync.replicate import Stop
+
+    def broken(*_args, **_more):
+        raise RuntimeError("a defect")
+
+    configure(work, 'on_failure = "cat > failed.json"')
+    monkeypatch.chdir(work)
+    monkeypatch.setenv("XDG_STATE_HOME", str(work / "state"))
+    monkeypatch.setattr(schedule, "targets", broken)
+    config = Config.load(None)
+    record = schedule.run(config, config.replication["nightly"], Stop())
+    assert (record["exit_code"], record["errors"]) == (1, ["RuntimeError: a defect"])
+    assert "RuntimeError: a defect" in (work / "failed.json").read_text()
+
+
+def test_a_policy_that_is_gone_can_still_be_removed(work):
+    (work / "units").mkdir()
+    table = work / "table"
+    for file, kind in ((table, "cron"), (work / "units", "systemd")):
+        configure(work)
+        options = ("--as", kind, "--file", str(file))
+        datasync("schedule", "install", "nightly", *options, cwd=work)
+        config = work / "datasync.toml"
+        config.write_text(config.read_text().replace('schedule = "30 2 * * *"\n', ""))
+        if kind == "systemd":
+            config.write_text(config.read_text().partition("[replication.nightly]")[0])
+        assert "nightly removed" in datasync("schedule", "remove", "nightly", *options, cwd=work).stdout
+        assert not list((work / "units").iterdir())
+        assert not table.read_text()
+    again = datasync("schedule", "remove", "nightly", *options, cwd=work, check=2)
+    assert "no replication is called 'nightly'" in again.stderr
+
+
+def test_no_folder_is_made_for_a_mistyped_crontab(work):
+    done = datasync("schedule", "install", "nightly", "--file", "typo/table", cwd=work, check=2)
+    assert "there is no folder typo" in done.stderr
+    assert not (work / "typo").exists()
+
+
+@pytest.mark.parametrize("command", ["replicate", "schedule"])
+def test_a_place_that_never_answers_does_not_keep_a_run_that_was_stopped(work, command):
+    silent = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+    limit = f'[clusters.silent]\nurl = "s3://bucket"\nendpoint = "{url}"\nanonymous = true\n'
+    configure(work, 'on_failure = "cat > failed.json"\nmax_runtime = 1', limit=limit)
+    config = work / "datasync.toml"
+    config.write_text(config.read_text().replace('to = ["b"]', 'to = ["silent"]'))
+    arguments = {
+        "replicate": ["replicate", "emoji", "--to", "silent", "-q"],
+        "schedule": ["schedule", "run", "nightly"],
+    }[command]
+    code = (
+        "import datasync.replicate.control as c; c.GRACE_SECONDS = 1; from datasync.cli import main; main()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        cwd=work,
+        env=environment({"XDG_STATE_HOME": str(work / "state")}),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    if command == "replicate":
+        silent.accept()
+        process.terminate()
+    _, told = process.communicate(timeout=30)
+    silent.close()
+    assert process.returncode == {"replicate": 143, "schedule": 4}[command]
+    assert "a place had still not answered" in told
+    if command == "schedule":
+        assert lines(work)[0]["exit_code"] == 4
+        assert "did not answer" in (work / "failed.json").read_text()
 
 
 def test_a_hook_that_fails_does_not_change_how_the_run_ended(work):
