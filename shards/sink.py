@@ -93,31 +93,39 @@ class LocalSink:
         return str(self.root)
 
     def stat(self, key: str) -> LocalInfo:
-        try:
+        with self._told("looked at", key):
             return _info(key, os.stat(self.root / key))
-        except (FileNotFoundError, NotADirectoryError):
-            raise NotFoundError(f"no {key} in {self.root}") from None
 
     def list(self, prefix: str = "", *, after: str = "") -> Iterator[LocalInfo]:
         folder = self.root / prefix.rpartition("/")[0]
         keys = []
-        for path, folders, names in os.walk(folder):
+        for path, folders, names in os.walk(folder, onerror=_raise_unless_gone):
             folders[:] = [name for name in folders if name != _TEMPORARY]
             base = Path(path).relative_to(self.root).as_posix()
             keys += [name if base == "." else f"{base}/{name}" for name in names]
         for key in sorted(keys, key=os.fsencode):
             if key.startswith(prefix) and os.fsencode(key) > os.fsencode(after):
-                yield self.stat(key)
+                with suppress(NotFoundError):  # another run has removed it since
+                    yield self.stat(key)
 
     def read(self, key: str, *, start: int = 0, length: int | None = None, etag: str | None = None) -> bytes:
+        with self._told("read", key), open(self.root / key, "rb") as file:
+            if etag is not None and _etag(os.fstat(file.fileno())) != etag:
+                raise ConflictError(f"{key} in {self.root} has changed")
+            file.seek(start)
+            return file.read() if length is None else file.read(length)
+
+    @contextmanager
+    def _told(self, what: str, key: str) -> Iterator[None]:
+        """Give an error of the file system the words of a store."""
         try:
-            with open(self.root / key, "rb") as file:
-                if etag is not None and _etag(os.fstat(file.fileno())) != etag:
-                    raise ConflictError(f"{key} in {self.root} has changed")
-                file.seek(start)
-                return file.read() if length is None else file.read(length)
+            yield
         except (FileNotFoundError, NotADirectoryError):
             raise NotFoundError(f"no {key} in {self.root}") from None
+        except OSError as error:
+            raise StoreError(
+                f"{self.root / key} cannot be {what}: {error.strerror or error}", mend="check its permissions"
+            ) from error
 
     def write(
         self,
@@ -145,8 +153,9 @@ class LocalSink:
                 mend="check free space and permissions",
             ) from error
         finally:
-            temporary.unlink(missing_ok=True)
-            _sweep(temporary.parent)
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+                _sweep(temporary.parent)
 
     def _place(self, temporary: Path, path: Path, key: str, if_absent: bool, if_match: str | None) -> None:
         if if_absent:
@@ -168,6 +177,15 @@ class LocalSink:
         for folder in folders:
             while folder != self.root and self.root in folder.parents and _remove_empty(folder):
                 folder = folder.parent
+
+
+def _raise_unless_gone(error: OSError) -> None:
+    """What `os.walk` cannot list it leaves out; a listing with a gap is none."""
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return
+    raise StoreError(
+        f"{error.filename} cannot be listed: {error.strerror or error}", mend="check its permissions"
+    ) from error
 
 
 def _create(path: Path) -> IO[bytes]:
