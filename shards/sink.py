@@ -85,7 +85,7 @@ class LocalSink:
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root).expanduser().absolute()
-        if self.root.exists() and not self.root.is_dir():
+        if os.path.exists(self.root) and not os.path.isdir(self.root):
             raise UsageError(f"{self.root} is a file", mend="give the folder of the dataset")
 
     @property
