@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import csv
+import errno
 import fcntl
 import gzip
 import importlib
@@ -21,7 +22,7 @@ import zstandard
 
 from shards import engines
 from shards.convert import convert, merge
-from shards.errors import ConflictError, DatasyncError, FormatError, UsageError
+from shards.errors import ConflictError, DatasyncError, FormatError, StoreError, UsageError
 from shards.index import Index
 from shards.manifest import Manifest
 from shards.sink import LocalSink
@@ -481,6 +482,25 @@ def test_what_a_transform_may_not_give_is_a_bad_row_that_says_so(tmp_path: Path)
     reasons = [row["reason"] for row in rows(result.quarantine)]
     for reason, said in zip(reasons, ("int", "is no text", "no place in JSON", "gave str"), strict=True):
         assert said in reason
+
+
+def test_a_folder_that_may_not_be_looked_at_is_one_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = LocalSink(tmp_path)
+    sink.write("a/b", b"1")
+
+    def refuse(path: Any, *_: Any, **__: Any) -> Any:
+        raise PermissionError(errno.EACCES, "Permission denied", os.fspath(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", refuse)
+        with pytest.raises(StoreError, match=r"cannot be listed: Permission denied"):
+            list(sink.list())
+        patched.setattr(os, "stat", refuse)
+        with pytest.raises(StoreError, match=r"a/b cannot be looked at: Permission denied"):
+            sink.stat("a/b")
+    assert [info.key for info in sink.list()] == ["a/b"]
 
 
 def test_a_local_sink_keeps_conditions(tmp_path: Path) -> None:
