@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers import s3_a, s3_b, s3_servers  # noqa: F401  (fixtures)
+from tests.servers import azure, google, s3_a, s3_b, s3_other, s3_servers  # noqa: F401  (fixtures)
 
 # A test run in the background of a shell ignores Ctrl-C, and so would every process that the tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

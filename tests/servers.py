@@ -1,6 +1,8 @@
 """Real object servers on loopback, for tests and benchmarks.
 
     s3_a, s3_b     two independent SeaweedFS servers, one pair a session (and a worker of pytest-xdist)
+    s3_other       another imitator of S3
+    azure, google  emulators of other stores, where they install: name of a place -> store
 
 A fixture gives an `S3Server`: its endpoint, its keys, and `bucket()`, which makes a fresh one. A server is a
 child process in a session of its own with its data in a temporary folder; it is stopped by its process id
@@ -327,6 +329,35 @@ def s3_a(s3_servers: list[S3Server]) -> S3Server:
 def s3_b(s3_servers: list[S3Server]) -> S3Server:
     """The second cluster."""
     return s3_servers[1]
+
+
+@pytest.fixture(scope="session")
+def s3_other() -> Iterator[S3Server]:
+    with running(ministack) as (server,):
+        yield server
+
+
+@pytest.fixture(scope="session")
+def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Any]]:
+    from datasync.storage import open_store
+
+    adlfs = pytest.importorskip("adlfs", reason="adlfs is not installed (pip install adlfs)")
+    with azurite(tmp_path_factory.mktemp("azurite")) as connection:
+        adlfs.AzureBlobFileSystem(connection_string=connection).mkdir("container")
+        yield lambda name: open_store(f"az://container/{name}", options={"connection_string": connection})
+
+
+@pytest.fixture(scope="session")
+def google(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Any]]:
+    from datasync.storage import open_store
+
+    # The emulator has no gRPC, over which newer versions of gcsfs ask what kind of bucket it is.
+    os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+    gcsfs = pytest.importorskip("gcsfs", reason="gcsfs is not installed (pip install gcsfs)")
+    with fake_gcs(tmp_path_factory.mktemp("gcs")) as endpoint:
+        options = {"endpoint_url": endpoint, "token": "anon", "project": "tests"}
+        gcsfs.GCSFileSystem(**options).mkdir("bucket")
+        yield lambda name: open_store(f"gs://bucket/{name}", options=options)
 
 
 def find_program(name: str) -> str | None:

@@ -230,6 +230,8 @@ class _Part:
                 lane.fail_object(self.item, error)
 
     def ended(self) -> None:
+        if self.number not in self.sending.tags:
+            self.sending.upload.give_up()
         self.loan.release()
         with self.mover.turn:
             self.sending.waiting -= 1

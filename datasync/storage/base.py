@@ -94,6 +94,9 @@ class Upload(Protocol):
     def put(self, number: int, data: Buffer, *, crc32c: int | None = None) -> str:
         """Store part `number` (from 1) and return its tag. Putting a part again replaces it."""
 
+    def give_up(self) -> None:
+        """A part will not come: whoever waits for it, in a store that takes parts in order, goes on."""
+
     def parts(self) -> dict[int, tuple[str, int]]:
         """Parts that the store already holds: number -> (tag, bytes)."""
 

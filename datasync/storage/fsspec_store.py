@@ -3,9 +3,9 @@
 fsspec promises less than S3, so this store does too, and says so in `abilities`:
 
 - `if_absent` only where the file system has an exclusive create, else `UnsupportedError`.
-- no `if_match`, no multipart uploads that outlive the process, no CRC that the store itself checks. A CRC
-given
-  with a write is compared with the bytes here; after the write the size is compared with the store's.
+- no `if_match`, no multipart uploads that outlive the process (`fsspec_upload`), no CRC that the store itself
+  checks. A CRC given with a write is compared with the bytes here; after the write the size is compared with
+  the store's.
 - a write goes through the file system's own upload, which object stores make visible when it is complete. On
   file systems in the narrow sense (sftp, ftp, smb, hdfs, webdav, ssh) it goes to a hidden name and is moved.
 
@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import socket
 import threading
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -45,10 +46,10 @@ from datasync.storage.temp import HIDDEN
 from shards.digests import crc32c as crc32c_of
 
 _FOLDERS = {"sftp", "ssh", "ftp", "smb", "hdfs", "webhdfs", "webdav", "dav", "arrow_hdfs"}
+_SERIAL = {"sftp", "ssh", "ftp"}  # one connection, on which two threads mix up each other's answers
 _READ_ONLY = {"http", "https", "zip", "tar", "github", "git", "reference", "data"}
 _EXCLUSIVE = {"memory", "gs", "gcs", "az", "abfs", "abfss"}
 _NO_QUERY = {"az", "abfs", "abfss"}
-_STRICT = {"sftp", "ssh"}  # hand every option to the client, which refuses those of fsspec
 _NAMES = {"azure": "az", "azure-dl": "abfs"}  # of MosaicML Streaming, here
 _no_lock = contextlib.nullcontext()
 _PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs"}
@@ -119,6 +120,11 @@ class FsspecStore:
         """This process's file system."""
         return shared(("fsspec", self.scheme, _frozen(self._options)), self._connect)
 
+    def _alone(self) -> contextlib.AbstractContextManager[Any]:
+        if self.scheme not in _SERIAL:
+            return _no_lock
+        return shared(("fsspec-lock", self.scheme, _frozen(self._options)), threading.RLock)
+
     def __repr__(self) -> str:
         return f"FsspecStore({self._url!r})"
 
@@ -142,7 +148,7 @@ class FsspecStore:
             if_match=False,
             crc32c=False,
             multipart=False,
-            server_copy=self.scheme not in _READ_ONLY,
+            server_copy=self.scheme not in _READ_ONLY | _SERIAL,
             ranges=True,
         )
 
@@ -160,7 +166,7 @@ class FsspecStore:
 
     def stat(self, key: str) -> ObjectInfo:
         path = self.path(key)
-        with self._translated(key):
+        with self.translated(key):
             self.fs.invalidate_cache(self.fs._parent(path))
             found = self.fs.info(path)
         if found.get("type") == "directory":
@@ -172,7 +178,7 @@ class FsspecStore:
     def list(self, prefix: str = "", *, after: str = "") -> Iterator[ObjectInfo]:
         folder = check_prefix(prefix.rpartition("/")[0], where=self._url) if "/" in prefix else ""
         start = join(self.root, folder) if folder else self.root
-        with self._translated(prefix):
+        with self.translated(prefix):
             self.fs.invalidate_cache()
             try:
                 # A walk instead of `find`: `find` ends early, in silence, where a folder cannot be read.
@@ -245,7 +251,7 @@ class FsspecStore:
         path, offset = self.path(key), start
         while offset < end:
             stop = min(offset + chunk, end)
-            with self._translated(key):
+            with self.translated(key):
                 piece = self.fs.cat_file(path, start=offset, end=stop)
             if len(piece) != stop - offset:
                 raise TransientError(
@@ -259,7 +265,7 @@ class FsspecStore:
 
     def _unsized(self, key: str, start: int, length: int | None) -> Iterator[Buffer]:
         """A server that does not say how long the object is: read it whole."""
-        with self._translated(key):
+        with self.translated(key):
             data = self.fs.cat_file(self.path(key))
         yield data[start : None if length is None else start + length]
 
@@ -291,7 +297,7 @@ class FsspecStore:
                     self.fs.pipe_file(target, body, mode="create")
             else:
                 self.fs.pipe_file(target, body)
-        return self._checked(key, len(body))
+        return self.checked(key, len(body))
 
     def write_file(self, key: str, path: Path, *, if_absent: bool = False) -> ObjectInfo:
         if if_absent:
@@ -299,37 +305,58 @@ class FsspecStore:
         size = path.stat().st_size
         with self._written(key, self.path(key)) as target:
             self.fs.put_file(str(path), target)
-        return self._checked(key, size)
+        return self.checked(key, size)
 
     @contextlib.contextmanager
     def _written(
         self, key: str, path: str, *, if_absent: bool = False, if_match: str | None = None
     ) -> Iterator[str]:
         """Where to write so that the object is seen only when it is complete."""
-        if self.scheme in _READ_ONLY:
-            raise UnsupportedError(f"{self._url} can only be read", mend="choose another destination")
+        self._check_writable()
         if if_match is not None or (if_absent and self.scheme not in _EXCLUSIVE):
             raise UnsupportedError(
                 f"{self._url} has no conditional writes", mend="let one writer at a time use it"
             )
-        hidden = f"{self.root}/{HIDDEN}/{uuid.uuid4().hex}" if self.scheme in _FOLDERS else path
+        hidden = self.hidden_path() if self.scheme in _FOLDERS else path
         try:
-            with self._translated(key):
+            with self.translated(key):
                 if self.scheme in _FOLDERS:
                     self.fs.makedirs(self.fs._parent(hidden), exist_ok=True)
                     self.fs.makedirs(self.fs._parent(path), exist_ok=True)
                 yield hidden
                 if hidden != path:
-                    self.fs.mv(hidden, path)
+                    self.replace(hidden, path)
         except FileExistsError:
             raise ConflictError(f"{self._url}/{key} exists already", mend="look at it again") from None
         except BaseException:
             if hidden != path:
-                with contextlib.suppress(Exception):
+                with contextlib.suppress(Exception), self.translated(key):
                     self.fs.rm_file(hidden)
             raise
 
-    def _checked(self, key: str, size: int) -> ObjectInfo:
+    def _check_writable(self) -> None:
+        if self.scheme in _READ_ONLY:
+            raise UnsupportedError(f"{self._url} can only be read", mend="choose another destination")
+
+    @property
+    def moves(self) -> bool:
+        """Whether a file that is being written is seen, so that it has to be moved when it is complete."""
+        return self.scheme in _FOLDERS or self.scheme == "memory"
+
+    def hidden_path(self) -> str:
+        """A new name that is not listed."""
+        return f"{self.root}/{HIDDEN}/{uuid.uuid4().hex}"
+
+    def replace(self, hidden: str, path: str) -> None:
+        """Give a complete file its name."""
+        if self.scheme == "memory":
+            self.fs.cp_file(hidden, path)
+            self.fs.rm_file(hidden)
+        else:
+            self.fs.mv(hidden, path)
+
+    def checked(self, key: str, size: int) -> ObjectInfo:
+        """The object as it was written, of `size` bytes."""
         info = self.stat(key)
         if info.bytes != size:
             raise CorruptError(
@@ -338,10 +365,15 @@ class FsspecStore:
         return info
 
     def begin(self, key: str, *, bytes: int) -> Upload:
-        raise UnsupportedError(f"{self._url} has no multipart uploads", mend="write the object whole")
+        from datasync.storage.fsspec_upload import FsspecUpload
+
+        self._check_writable()
+        return FsspecUpload(self, key, bytes)
 
     def resume(self, key: str, upload_id: str, *, bytes: int) -> Upload:
-        raise UnsupportedError(f"{self._url} has no multipart uploads", mend="write the object whole")
+        from datasync.storage.fsspec_upload import FsspecUpload
+
+        return FsspecUpload.resumed(self, key, upload_id)
 
     def uploads(self, prefix: str = "") -> Iterator[UploadInfo]:
         return iter(())
@@ -361,15 +393,14 @@ class FsspecStore:
         path = self.path(key)
         with self._written(key, path) as target:
             self.fs.cp_file(source.path(source_key), target)
-        return self._checked(key, info.bytes)
+        return self.checked(key, info.bytes)
 
     def delete(self, keys: Iterable[str]) -> None:
         for key in keys:
             path = self.path(key)
-            if self.scheme in _READ_ONLY:
-                raise UnsupportedError(f"{self._url} can only be read", mend="choose another destination")
+            self._check_writable()
             try:
-                with self._translated(key):
+                with self.translated(key):
                     self.fs.rm_file(path)
             except NotFoundError:
                 continue
@@ -383,16 +414,24 @@ class FsspecStore:
             else value
             for name, value in self._options.items()
         }
-        if self.scheme not in _STRICT:
+        if self.scheme not in _FOLDERS:  # those pass their options on to a connection that knows no such word
             options.setdefault("use_listings_cache", False)
-        with self._translated(""):
-            return fsspec.filesystem(self.scheme, skip_instance_cache=True, **options)
+        with self.translated(""):
+            found = fsspec.filesystem(self.scheme, skip_instance_cache=True, **options)
+            if self.scheme in ("sftp", "ssh"):
+                # Else each small packet waits 40 ms for the answer to the one before.
+                found.client.get_transport().sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return found
 
     @contextlib.contextmanager
-    def _translated(self, key: str) -> Iterator[None]:
-        """Raise what a file system raises as an error of ours; file systems differ in what they raise."""
+    def translated(self, key: str) -> Iterator[None]:
+        """Raise what a file system raises as an error of ours; file systems differ in what they raise.
+
+        Every use of `fs` is inside of this: of some file systems only one thread may use one at a time.
+        """
         try:
-            yield
+            with self._alone():
+                yield
         except (DatasyncError, FileExistsError):
             raise
         except FileNotFoundError as error:

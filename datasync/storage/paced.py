@@ -146,6 +146,9 @@ class _PacedUpload:
         self._pace.take(memoryview(data).nbytes)
         return self._upload.put(number, data, crc32c=crc32c)
 
+    def give_up(self) -> None:
+        self._upload.give_up()
+
     def parts(self) -> dict[int, tuple[str, int]]:
         return self._upload.parts()
 

@@ -4,8 +4,9 @@
         server.fault = truncate
         open_store(server.url)
 
-Serves HEAD and GET with ranges. A fault is called for each GET of a file whose name is not `index.json`, with
-the handler and the bytes that it would send; it sends something itself and returns True, or returns False.
+Serves HEAD and GET with ranges; without them if `ranges` is false. A fault is called for each GET of a file
+whose name is not `index.json`, with the handler and the bytes that it would send; it sends something itself
+and returns True, or returns False.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class WebServer:
     def __init__(self, folder: Path, port: int = 0) -> None:
         self.folder = folder
         self.fault: Fault | None = None
+        self.ranges = True
         self.requests = 0
         self._server = _Server(("127.0.0.1", port), _Handler)
         self._server.owner = self
@@ -101,7 +103,7 @@ class _Handler(BaseHTTPRequestHandler):
         data = path.read_bytes()
         total, status, extra = len(data), 200, {}
         wanted = self.headers.get("Range", "")
-        if wanted.startswith("bytes="):
+        if wanted.startswith("bytes=") and owner.ranges:
             first, _, last = wanted[6:].partition("-")
             start, end = int(first), min(int(last or total - 1), total - 1)
             data, status = data[start : end + 1], 206
@@ -124,7 +126,8 @@ class _Handler(BaseHTTPRequestHandler):
         """An answer whose header says `length` bytes, by default as many as there are."""
         self.send_response(status)
         self.send_header("Content-Length", str(len(data) if length < 0 else length))
-        self.send_header("Accept-Ranges", "bytes")
+        if self.server.owner.ranges:
+            self.send_header("Accept-Ranges", "bytes")
         for name, value in (headers or {}).items():
             self.send_header(name, value)
         self.end_headers()

@@ -1,0 +1,113 @@
+"""Replication from and to every kind of store, each behind a real server on loopback."""
+
+from __future__ import annotations
+
+import pytest
+
+from datasync.errors import UnsupportedError
+from datasync.ops import receipts
+from datasync.replicate import lease, replicate, transfer
+from datasync.replicate.verify import verify
+from datasync.storage import open_store
+from datasync.storage.local import LocalStore
+from tests.faults.webserver import WebServer, truncate
+from tests.replicate.kit import QUICK, data_of, make_dataset, make_shards, publish_dataset, write_tree
+from tests.storage.sftpserver import PASSWORD, USER, sftp_server
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "_SETTLE_SECONDS", 0.1)
+    monkeypatch.setattr(transfer, "LARGE_BYTES", 6 << 20)
+
+
+def one(source, there, **options):
+    from dataclasses import replace
+
+    (outcome,) = replicate(source, {"there": there}, name="emoji", options=replace(QUICK, **options))
+    return outcome
+
+
+@pytest.fixture(params=["ministack", "azurite", "fake-gcs", "sftp", "memory"])
+def place(request, tmp_path):
+    name = tmp_path.name
+    if request.param == "ministack":
+        yield request.getfixturevalue("s3_other").store("emoji")
+    elif request.param == "memory":
+        yield open_store(f"memory://{name}")
+    elif request.param == "sftp":
+        (tmp_path / "remote").mkdir()
+        with sftp_server(tmp_path / "remote") as port:
+            options = {"port": port, "username": USER, "password": PASSWORD, "look_for_keys": False}
+            yield open_store("sftp://127.0.0.1/data/emoji", options={**options, "allow_agent": False})
+    else:
+        yield request.getfixturevalue("azure" if request.param == "azurite" else "google")(f"{name}/emoji")
+
+
+def test_a_dataset_goes_there_and_comes_back(place, tmp_path):
+    source, back = LocalStore(tmp_path / "a"), LocalStore(tmp_path / "back")
+    shards = make_dataset(source, count=4) | make_shards(1, size=9 << 20, seed="large")
+    publish_dataset(source, shards)
+    assert one(source, place).state == "published"
+    assert data_of(place) == data_of(source)
+    assert receipts.read(place).whole
+    again = one(source, place)
+    assert (again.state, again.tally.copied) == ("already", 0)
+    assert verify(place, name="emoji", quiet=True).good
+    assert one(place, back).state == "published"
+    assert data_of(back) == data_of(source)
+    # A new version: only what is new goes, and readers of the old one keep their shards.
+    publish_dataset(source, dict(list(shards.items())[1:]) | make_shards(1, seed="new"))
+    newer = one(source, place)
+    assert (newer.state, newer.tally.copied) == ("published", 1)
+    assert data_of(place).keys() >= shards.keys()
+
+
+def test_a_tree_goes_there_with_its_deletions(place, tmp_path):
+    source = LocalStore(tmp_path / "a")
+    write_tree(tmp_path / "a", {f"folder {n % 3}/f{n}": bytes([n]) * 1000 for n in range(12)})
+    assert one(source, place).state == "published"
+    source.delete(["folder 0/f0"])
+    source.write("folder 1/f1", b"changed")
+    outcome = one(source, place, delete=True)
+    assert (outcome.tally.copied, outcome.deleted) == (1, 1)
+    assert data_of(place) == data_of(source)
+
+
+# Web servers: to read from
+
+
+def test_a_web_server_is_a_source(tmp_path):
+    shards = make_dataset(LocalStore(tmp_path / "www" / "emoji"), count=3)
+    with WebServer(tmp_path / "www") as server:
+        source = open_store(f"{server.url}/emoji")
+        b = LocalStore(tmp_path / "b")
+        assert one(source, b).state == "published"
+        assert data_of(b) == data_of(LocalStore(tmp_path / "www" / "emoji"))
+        assert receipts.read(b).objects == len(shards)
+        with pytest.raises(UnsupportedError, match="only be read"):
+            source.write("x", b"1")
+
+
+def test_a_web_server_that_truncates_publishes_nothing_and_the_rerun_completes(tmp_path):
+    make_dataset(LocalStore(tmp_path / "www" / "emoji"), count=3)
+    with WebServer(tmp_path / "www") as server:
+        source, b = open_store(f"{server.url}/emoji"), LocalStore(tmp_path / "b")
+        server.fault = lambda handler, data: b"PAR1" not in data[:4] and truncate(handler, data)
+        outcome = one(source, b)
+        assert outcome.error is not None
+        assert receipts.read(b) is None
+        assert "index.json" not in data_of(b)
+        server.fault = None
+        assert one(source, b).state == "published"
+        assert data_of(b) == data_of(LocalStore(tmp_path / "www" / "emoji"))
+
+
+def test_a_web_server_without_ranges_gives_whole_objects(tmp_path):
+    make_dataset(LocalStore(tmp_path / "www" / "emoji"), count=3)
+    with WebServer(tmp_path / "www") as server:
+        server.ranges = False
+        source, b = open_store(f"{server.url}/emoji"), LocalStore(tmp_path / "b")
+        outcome = one(source, b)
+        assert outcome.error is None
+        assert data_of(b) == data_of(LocalStore(tmp_path / "www" / "emoji"))
