@@ -113,7 +113,30 @@ def targets(
             raise
         except DatasyncError as error:
             found.append(Missing(name=name, to=tuple(to), error=error))
-    return found
+    return _distinct(found)
+
+
+def _distinct(found: Sequence[Target | Missing]) -> list[Target | Missing]:
+    """Each thing once.
+
+    Raises:
+        UsageError: Two of them would be one copy.
+    """
+    distinct: list[Target | Missing] = []
+    sources: dict[tuple[str, str], Target] = {}
+    for target in found:
+        if isinstance(target, Target):
+            same = [sources.setdefault(identity(store), target) for store in target.to.values()]
+            for other in same:
+                if identity(other.source) != identity(target.source):
+                    raise UsageError(
+                        f"{other.source.url} and {target.source.url} would both become {target.name}",
+                        mend="replicate them one at a time, with --as NAME",
+                    )
+            if not any(other is target for other in same):
+                continue
+        distinct.append(target)
+    return distinct
 
 
 def _target(
@@ -126,6 +149,8 @@ def _target(
             raise UsageError(
                 f"{spec} says itself where it is; --from {source} cannot too", mend="drop one of them"
             )
+        if os.path.isfile(os.path.expanduser(spec)):
+            raise UsageError(f"{spec} is a file", mend="give the folder that it is in")
         store = config.resolve(spec)
         name = rename or name_of(spec)
         cluster = spec.partition(":")[0] if spec.partition(":")[0] in config.clusters else None

@@ -285,3 +285,18 @@ def test_one_that_cannot_be_found_does_not_keep_the_others(work):
     assert "gone" in done.stderr
     assert "6 copied" in done.stdout
     assert receipts.read(LocalStore(work / "b" / "emoji")).whole
+
+
+def test_two_sources_never_become_one_copy(work):
+    for place in ("one", "two"):
+        write_tree(work / place / "x", {place: b"1"})
+    done = datasync("replicate", "one/x", "two/x", "--to", "cluster-b", cwd=work, check=2)
+    assert "would both become x" in done.stderr
+    assert not (work / "b" / "x").exists()
+    done = datasync("replicate", "one/x", "./one/x", "emoji", "emoji", "--to", "cluster-b", cwd=work)
+    assert len(done.stdout.splitlines()) == 2
+
+
+def test_a_file_is_no_tree(work):
+    done = datasync("replicate", "./datasync.toml", "--to", "cluster-b", cwd=work, check=2)
+    assert "./datasync.toml is a file" in done.stderr
