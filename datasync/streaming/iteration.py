@@ -171,6 +171,13 @@ def reads_plainly(dataset: StreamingDataset) -> bool:
     )
 
 
+def iterates_itself(dataset: StreamingDataset) -> bool:
+    """Whether a subclass has its own `__iter__`, which may give fewer samples than it reads."""
+    from datasync.streaming.dataset import StreamingDataset
+
+    return type(dataset).__iter__ is not StreamingDataset.__iter__
+
+
 def _most(dataset: StreamingDataset) -> int:
     """Batches of a chunk: as many as keep it in a few megabytes; one where decoding is the work."""
     batch_bytes = dataset.catalog.sample_bytes() * dataset.rank_batch_size

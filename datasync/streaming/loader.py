@@ -10,13 +10,14 @@ overrides how samples are got, it is the plain DataLoader.
 Workers send several batches at a time, in packs that begin with one batch and grow to a few megabytes: to
 hand a tensor to another process costs the same whatever its size.
 
-The position counts what came out of the loader, never what workers have prepared.
+The position counts what came out of the loader, never what workers have prepared. Where the dataset has an
+`__iter__` of its own, which may leave samples out or make one of several, it counts what that has read.
 """
 
 from __future__ import annotations
 
 import multiprocessing.util
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, default_collate
@@ -25,7 +26,7 @@ from datasync.errors import UsageError
 from datasync.streaming.collate import batch_length, collate_columns
 from datasync.streaming.dataset import StreamingDataset
 from datasync.streaming.decode import Decoder, pin
-from datasync.streaming.iteration import reads_plainly
+from datasync.streaming.iteration import iterates_itself, reads_plainly
 from datasync.streaming.pack import Pack
 from datasync.streaming.reading import rows_of
 
@@ -62,6 +63,7 @@ class StreamingDataLoader(DataLoader[Any]):
         self.num_samples_yielded = 0
         self.num_batches_yielded = 0
         self._serial = -1
+        self._read: dict[int, int] = {}  # samples read by each worker of a dataset with its own `__iter__`
         # Accelerate is not to divide among ranks what is divided already; it looks for this.
         self._is_accelerate_prepared = True
 
@@ -71,12 +73,15 @@ class StreamingDataLoader(DataLoader[Any]):
             self.dataset.meet_world()
         self.num_samples_yielded = self.num_batches_yielded = 0
         self._serial = -1
+        self._read = {}
         for batch in self._batches():
             if self._serial < 0 and isinstance(self.dataset, StreamingDataset):
                 self._serial = self.dataset.position_serial
             self.num_samples_yielded += batch_length(batch, unknown=self.batch_size or 1)
             self.num_batches_yielded += 1
             yield batch
+        if self._read and isinstance(self.dataset, StreamingDataset):
+            self._read = dict.fromkeys(range(max(1, self.num_workers)), self.dataset.consumable())
 
     def state_dict(self) -> dict[str, Any] | None:
         """The dataset's state behind the batches that were given out; None for another kind of dataset."""
@@ -101,7 +106,14 @@ class StreamingDataLoader(DataLoader[Any]):
             return 0  # nothing came out since the position was set, or another pass has begun
         if self.batch_size is None or dataset.global_batch is None:
             return self.num_samples_yielded * dataset.ranks
+        if self._read:
+            return self._batches_read(dataset.rank_batch_size) * dataset.global_batch
         return self.num_batches_yielded * dataset.global_batch
+
+    def _batches_read(self, size: int) -> int:
+        """The dataset's batches, dealt to its workers in turn, that they have read without a gap."""
+        workers = max(1, self.num_workers)
+        return min(self._read.get(worker, 0) // size * workers + worker for worker in range(workers))
 
     def _batches(self) -> Iterator[Any]:
         """The batches: whole ones, where that gives the same as this DataLoader, else its own."""
@@ -113,6 +125,16 @@ class StreamingDataLoader(DataLoader[Any]):
             and self.batch_size is not None
             and (decoder is not None or self.collate_fn is default_collate)
         )
+        if isinstance(dataset, StreamingDataset) and iterates_itself(dataset) and self.batch_size is not None:
+            for worker, read, batch in self._inner_loader(
+                _Itself(dataset),
+                batch_size=self.batch_size,
+                drop_last=self.drop_last,
+                collate_fn=_Counted(dataset, self.collate_fn),
+            ):
+                self._read[worker] = read
+                yield batch
+            return
         if not plain:
             yield from super().__iter__()
             return
@@ -129,14 +151,15 @@ class StreamingDataLoader(DataLoader[Any]):
             for pack in self._inner_loader(_Packs(dataset)):
                 yield from pack.batches(least)
 
-    def _inner_loader(self, batches: IterableDataset[Any]) -> DataLoader[Any]:
+    def _inner_loader(self, batches: IterableDataset[Any], **shape: Any) -> DataLoader[Any]:
         """The DataLoader that runs the workers; kept, since they may be persistent."""
         if self._inner is None:
             # Workers pass tensors on through sockets in a temporary folder; each would make one of its own,
             # and leave it behind when it is ended with the main process. This one is removed at exit.
             multiprocessing.util.get_temp_dir()
             options = {name: getattr(self, name) for name in _INNER if hasattr(self, name)}
-            self._inner = DataLoader(batches, batch_size=None, collate_fn=_same, **options)
+            shape = shape or {"batch_size": None, "collate_fn": _same}
+            self._inner = DataLoader(batches, **shape, **options)
         return self._inner
 
 
@@ -162,6 +185,26 @@ class _Decoded(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         # Not a generator: a worker has to join its epoch before anything is asked of it.
         return map(self.decoder, _rows(self.dataset, self.decoder, self.least))
+
+
+class _Itself(IterableDataset[Any]):
+    """The dataset as its own `__iter__` gives it."""
+
+    def __init__(self, dataset: StreamingDataset) -> None:
+        self.dataset = dataset
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.dataset)
+
+
+class _Counted:
+    """Collates, and says how many samples which worker has read for it."""
+
+    def __init__(self, dataset: StreamingDataset, collate: Callable[[Any], Any]) -> None:
+        self.dataset, self.collate = dataset, collate
+
+    def __call__(self, samples: Any) -> tuple[int, int, Any]:
+        return self.dataset.world.with_workers().worker, self.dataset.samples_read, self.collate(samples)
 
 
 class _Packs(IterableDataset[Any]):

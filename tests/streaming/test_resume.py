@@ -269,3 +269,50 @@ def test_batches_of_a_rank_refuse_another_number_of_ranks(build, monkeypatch):
     with pytest.raises(UsageError, match="batch was 24, is 12"):
         build(batching_method="device_per_stream").load_state_dict(state)
     build(batching_method="device_per_stream", global_batch_size=48).load_state_dict(state)
+
+
+class Thirds(StreamingDataset):
+    """Gives a third of what it reads."""
+
+    def __iter__(self):
+        return (sample for sample in super().__iter__() if sample["id"] % 3 == 0)
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 0), (2, 0), (0, 3), (2, 2)])
+def test_what_a_filter_left_out_was_consumed(remotes, tmp_path, before, after):
+    """Nothing is lost, and what comes again are the batches in which the loader was stopped."""
+
+    def make(workers):
+        dataset = Thirds(remote=remotes[0], local=str(tmp_path / "cache"), batch_size=8, shuffle=True)
+        return StreamingDataLoader(dataset, num_workers=workers)
+
+    kept = set(range(0, 500, 3))
+    first = make(before)
+    batches = iter(first)
+    seen = flat(ids(next(batches)) for _ in range(9))
+    state = first.state_dict()
+    assert state["sample_in_epoch"] > 2 * len(seen)
+    second = make(after)
+    second.load_state_dict(state)
+    rest = flat(ids(batch) for batch in second)
+    assert set(seen + rest) == kept
+    assert len(seen + rest) - len(kept) <= 8 * max(1, before) * 2
+    assert second.state_dict()["epoch"] == 1
+    again = flat(ids(batch) for batch in second)
+    assert set(again) == kept
+    assert again != rest
+
+
+def test_a_filter_in_the_collate_function_is_exact(build):
+    def collate(samples):
+        return [sample["id"] for sample in samples if sample["id"] % 3 == 0] or None
+
+    def make():
+        return StreamingDataLoader(build(), collate_fn=collate, num_workers=2)
+
+    first = make()
+    batches = iter(first)
+    seen = [next(batches) for _ in range(9)]
+    second = make()
+    second.load_state_dict(first.state_dict())
+    assert seen + list(second) == list(make())
