@@ -397,8 +397,11 @@ def _check_entry(entry: Any, where: str) -> None:
     if not isinstance(entry, dict):
         raise FormatError(f"{where} is no object", mend=_DAMAGED)
     if entry.get("format") != "mds":
+        form = entry.get("format")
+        by_hand = form in ("json", "csv", "tsv")
         raise FormatError(
-            f"{where} has the format {entry.get('format')!r}, not mds", mend="convert it: datasync shard"
+            f"{where} has the format {form!r}, not mds",
+            mend=f"convert its shards: datasync shard 'FOLDER/shard.*.{form}' OUT" if by_hand else _DAMAGED,
         )
     _check_version(entry.get("version"), where)
     _check_number(entry.get("samples"), where, "samples")

@@ -154,7 +154,7 @@ class ModelConfig:
         if self.heads % self.kv_heads:
             raise UsageError(
                 f"model.kv_heads = {self.kv_heads} does not divide model.heads = {self.heads}",
-                mend="each key head serves as many query heads as the others",
+                mend="make model.kv_heads a divisor of model.heads (the same number: no grouping)",
             )
         if not 0 <= self.dropout < 1:
             raise UsageError(

@@ -110,6 +110,12 @@ class Encoder:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.tokenizer: Tokenizer = load_tokenizer(config.data.tokenizer)
+        if 0 < config.model.vocab < self.tokenizer.vocab:
+            raise UsageError(
+                f"model.vocab = {config.model.vocab} is less than the {self.tokenizer.vocab} tokens of "
+                f"data.tokenizer = {config.data.tokenizer!r}",
+                mend="raise it, or leave it out: then it is as many as the tokenizer has",
+            )
         self.context = config.model.context
         self.round = self.context if config.parallel.compile else ROUND
         media = (config.model.image.tokens if config.data.image else 0) + (
@@ -162,12 +168,28 @@ class Encoder:
     def text(self, sample: Mapping[str, Any]) -> str:
         """The sample's text, as it stands in its column."""
         value = sample.get(self.config.data.text, "")
-        return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else str(value)
+        if isinstance(value, bytes):
+            return value.decode("utf-8", errors="replace")
+        if not isinstance(value, str | int | float | np.number):
+            raise UsageError(
+                f"data.text: column {self.config.data.text!r} holds a {type(value).__name__}, no text",
+                mend="name the column that holds the text",
+            )
+        return str(value)
 
     def _text(self, sample: Mapping[str, Any], name: str) -> list[int]:
         data = self.config.data
         if data.tokens and sample.get(data.tokens) is not None:
-            return [int(i) for i in np.asarray(sample[data.tokens]).reshape(-1)]
+            ids = np.asarray(sample[data.tokens]).reshape(-1)
+            vocab = self.config.model.vocab or self.tokenizer.vocab
+            if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < vocab:
+                wrong = int(ids.min()) if ids.min() < 0 else int(ids.max())
+                raise UsageError(
+                    f"sample {name}: column {data.tokens!r} has the token {wrong}, "
+                    f"the model knows 0 to {vocab - 1}",
+                    mend="set model.vocab to the size of the vocabulary that made the tokens",
+                )
+            return [int(i) for i in ids]
         if data.text not in sample:
             raise UsageError(
                 f"sample {name} has no column {data.text!r}; it has {', '.join(sorted(sample))}",

@@ -115,8 +115,10 @@ class _Builder:
         near = [f"{prefix}{match}" for match in difflib.get_close_matches(name, siblings, n=1, cutoff=0.6)]
         everywhere = [known for known, _ in docs(self.root)]
         same = [known for known in everywhere if known.rpartition(".")[2] == name]
-        meant = (near or same or difflib.get_close_matches(key, everywhere, n=1, cutoff=0))[0]
-        return UsageError(f"{place}: unknown key {key}", mend=f"did you mean {meant}?")
+        meant = near or same or difflib.get_close_matches(key, everywhere, n=1, cutoff=0.6)
+        section = prefix.rstrip(".") or "the config"
+        mend = f"did you mean {meant[0]}?" if meant else f"{section} has {', '.join(siblings)}"
+        return UsageError(f"{place}: unknown key {key}", mend=mend)
 
     def convert(self, value: Any, hint: Any, key: str) -> Any:
         place = self.sources.get(key, self.where)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -40,7 +41,7 @@ def runs(
       datasync runs runs/a runs/b --plot compare.html
       datasync runs runs/a --export a-weights
     """
-    from shards.errors import UsageError
+    from shards.errors import DatasyncError, UsageError
     from train import runs as library
 
     found = library.find(folders or [Path("runs")])
@@ -49,7 +50,15 @@ def runs(
             raise UsageError(f"--export takes one run, not {len(found)}", mend="name the run's folder")
         _export(found[0], export, step)
         return
-    table = [library.summarise(path) for path in found]
+    table, unread = [], 0
+    for path in found:
+        try:
+            table.append(library.summarise(path))
+        except DatasyncError as error:
+            if path in (folders or []):
+                raise
+            unread += 1
+            print(f"left out: {error.message}", file=sys.stderr)
     if plot is not None:
         library.write_report(table, plot)
     if as_json:
@@ -58,14 +67,16 @@ def runs(
             for run in table
         ]
         print(json.dumps(rows))
-        return
-    _list(table)
-    if goodput:
-        _goodput(table)
-    if len(folders or []) > 1:
-        _differences(table)
-    if plot is not None:
-        print(plot)
+    else:
+        _list(table)
+        if goodput:
+            _goodput(table)
+        if len(folders or []) > 1:
+            _differences(table)
+        if plot is not None:
+            print(plot)
+    if unread:
+        raise typer.Exit(3)
 
 
 def _list(table: Sequence[Run]) -> None:

@@ -74,8 +74,12 @@ def sample(
     numbers = batch_samples(dataset, epoch=epoch, step=step, rank=rank, ranks=ranks, start=start)
     places = batch_places(dataset, numbers)
     if show:
+        from shards.describe import summarize
+
         for place in places:
-            place["values"] = {name: _short(value) for name, value in dataset[place["sample_id"]].items()}
+            place["values"] = {
+                name: summarize(value, width=200) for name, value in dataset[place["sample_id"]].items()
+            }
     dataset.close()
     if as_json:
         print(json.dumps(places, indent=2))
@@ -128,9 +132,3 @@ def _check_state(dataset: StreamingDataset, path: Path) -> None:
             f"{path} is no saved state: {error}", mend="give the JSON of a state_dict"
         ) from error
     dataset.load_state_dict(saved)
-
-
-def _short(value: Any) -> str:
-    """A value on one line."""
-    text = f"{len(value):,} bytes" if isinstance(value, bytes) else " ".join(repr(value).split())
-    return text if len(text) <= 200 else f"{text[:197]}..."

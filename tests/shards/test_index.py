@@ -226,3 +226,11 @@ def test_sizes_as_people_write_them(value: Any, count: int) -> None:
 def test_what_is_no_size_is_refused(value: Any) -> None:
     with pytest.raises(UsageError):
         parse_bytes(value)
+
+
+def test_shards_of_another_format_say_how_they_are_converted(tmp_path: Path) -> None:
+    """Their own index would be taken for a row, so it is the shards that are named."""
+    entry = {"format": "json", "version": 2, "samples": 1}
+    with pytest.raises(FormatError) as refused:
+        Index.parse(json.dumps({"version": 2, "shards": [entry]}).encode(), where="there")
+    assert "datasync shard 'FOLDER/shard.*.json' OUT" in str(refused.value)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from shards.errors import UsageError
+from shards.writer import ShardWriter
 from tests.train.ranks import run, start
 from train.checkpoint import Checkpoints, folder
 from train.folder import RunFolder
@@ -119,3 +124,40 @@ def test_captions_of_a_mixture_are_made_of_its_streams(shapes: Path, tmp_path: P
     tree = {**TREE, "data": {**TREE["data"], "streams": streams}}
     config, _ = Config.from_tree(tree, [f"run.dir={tmp_path / 'run'}"], where="test")
     assert open_fixed(config).size == 480
+
+
+def write(place: Path, columns: dict[str, str], rows: list[dict[str, Any]]) -> Path:
+    with ShardWriter(columns=columns, out=place) as writer:
+        for row in rows:
+            writer.write(row)
+    return place
+
+
+def test_tokens_that_the_model_does_not_know_are_named(tmp_path: Path) -> None:
+    rows = [{"ids": np.arange(300, 310, dtype=np.int32)} for _ in range(32)]
+    data = write(tmp_path / "data", {"ids": "ndarray:int32:10"}, rows)
+    more = ("data.tokens=ids", "data.text=", "data.image=")
+    refused = attempt(*sets(data, tmp_path / "run", *more))
+    assert "column 'ids' has the token 309, the model knows 0 to 258" in refused["error"]
+    assert run(1, *sets(data, tmp_path / "run", *more, "model.vocab=310"))["step"] == 4
+    refused = attempt(*sets(data, tmp_path / "other", *more, "model.vocab=100"))
+    assert "model.vocab = 100 is less than the 259 tokens of data.tokenizer" in refused["error"]
+
+
+def test_what_is_no_text_is_not_trained_on_as_its_name(tmp_path: Path) -> None:
+    image = Image.new("RGB", (8, 8))
+    data = write(tmp_path / "data", {"image": "png"}, [{"image": image} for _ in range(32)])
+    refused = attempt(*sets(data, tmp_path / "run", "data.text=image", "data.image="))
+    assert "data.text: column 'image' holds a PngImageFile, no text" in refused["error"]
+
+
+def test_one_damaged_run_does_not_hide_the_others(copy: Path, tmp_path: Path) -> None:
+    shutil.copytree(copy, tmp_path / "other")
+    (copy / "config.json").write_text("{")
+    command = [sys.executable, "-m", "datasync", "runs"]
+    listed = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True)
+    assert listed.returncode == 3
+    assert "finished" in listed.stdout
+    assert f"left out: {copy / 'config.json'} cannot be read" in listed.stderr
+    alone = subprocess.run([*command, str(copy)], capture_output=True, text=True)
+    assert alone.returncode == 1
