@@ -63,6 +63,7 @@ class StreamingDataLoader(DataLoader[Any]):
         self.num_samples_yielded = 0
         self.num_batches_yielded = 0
         self._serial = -1
+        self._newest: object = None
         self._read: dict[int, int] = {}  # samples read by each worker of a dataset with its own `__iter__`
         # Accelerate is not to divide among ranks what is divided already; it looks for this.
         self._is_accelerate_prepared = True
@@ -74,13 +75,15 @@ class StreamingDataLoader(DataLoader[Any]):
         self.num_samples_yielded = self.num_batches_yielded = 0
         self._serial = -1
         self._read = {}
+        newest = self._newest = object()
         for batch in self._batches():
-            if self._serial < 0 and isinstance(self.dataset, StreamingDataset):
-                self._serial = self.dataset.position_serial
-            self.num_samples_yielded += batch_length(batch, unknown=self.batch_size or 1)
-            self.num_batches_yielded += 1
+            if self._newest is newest:  # an iterator that was left for another one counts no more
+                if self._serial < 0 and isinstance(self.dataset, StreamingDataset):
+                    self._serial = self.dataset.position_serial
+                self.num_samples_yielded += batch_length(batch, unknown=self.batch_size or 1)
+                self.num_batches_yielded += 1
             yield batch
-        if self._read and isinstance(self.dataset, StreamingDataset):
+        if self._read and self._newest is newest and isinstance(self.dataset, StreamingDataset):
             self._read = dict.fromkeys(range(max(1, self.num_workers)), self.dataset.consumable())
 
     def state_dict(self) -> dict[str, Any] | None:

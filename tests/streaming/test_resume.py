@@ -316,3 +316,16 @@ def test_a_filter_in_the_collate_function_is_exact(build):
     second = make()
     second.load_state_dict(first.state_dict())
     assert seen + list(second) == list(make())
+
+
+def test_an_iterator_that_was_left_for_another_one_counts_no_more(build):
+    loader = StreamingDataLoader(build())
+    left = iter(loader)
+    for _ in range(3):
+        next(left)
+    batches = iter(loader)
+    for _ in range(2):
+        next(batches)
+    next(left)
+    state = loader.state_dict()
+    assert (state["epoch"], state["sample_in_epoch"]) == (1, 2 * 24)
