@@ -16,6 +16,7 @@ from __future__ import annotations
 import io
 import struct
 import warnings
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -203,14 +204,21 @@ def _whole_jpeg(data: bytes) -> tuple[int, int]:
     return size
 
 
+_PNG_PICTURE = (b"IHDR", b"PLTE", b"IDAT")
+
+
 def _whole_png(data: bytes) -> None:
-    """Follow the chunks to IEND."""
-    at = 8
+    """Follow the chunks to IEND; those that make the picture have a checksum."""
+    at, view = 8, memoryview(data)
     while at + 12 <= len(data):
         length = int.from_bytes(data[at : at + 4], "big")
-        if data[at + 4 : at + 8] == b"IEND":
+        name, end = data[at + 4 : at + 8], at + 8 + length
+        if name == b"IEND":
             return
-        at += 12 + length
+        said = int.from_bytes(data[end : end + 4], "big")
+        if name in _PNG_PICTURE and end + 4 <= len(data) and zlib.crc32(view[at + 4 : end]) != said:
+            raise MediaError(f"the PNG is damaged: its chunk {name.decode()} has another checksum")
+        at = end + 4
     raise MediaError("the PNG is truncated: it has no end chunk")
 
 

@@ -28,6 +28,7 @@ from shards.sources.base import changed, content_error
 
 COMPRESSED = (".gz", ".bz2", ".zst", ".zstd", ".xz")
 _MARKERS = frozenset({"__MACOSX", "_SUCCESS", "_datasync"})
+_PACKED_TARS = frozenset({".tgz", ".tbz", ".tbz2", ".txz", ".tzst"})
 _UNREADABLE = -1
 _READS_AT_ONCE = 16
 
@@ -184,7 +185,7 @@ def suffix(name: str) -> str:
     last = base[at:].lower()
     if last in COMPRESSED:
         return suffix(base[:at]) or last
-    return sys.intern(".tar" if last == ".tgz" else last)
+    return sys.intern(".tar" if last in _PACKED_TARS else last)
 
 
 def hidden(name: str) -> bool:

@@ -176,6 +176,7 @@ CASES: dict[str, tuple[bytes | Callable[[], bytes], int, str]] = {
     "large.tif": (picture("TIFF", big_tiff=True), 1, ""),
     "large_cut.tif": (picture("TIFF", big_tiff=True)[:-20], 0, "truncated"),
     "packed.tif": (picture("TIFF", compression="tiff_lzw")[:-300], 0, "cannot be opened"),
+    "one_bit.png": (picture("PNG")[:900] + b"\x01" + picture("PNG")[901:], 0, "IDAT has another checksum"),
     "zeros.png": (bytes(500), 0, "something unknown"),
     "vector.png": (b'<svg xmlns="http://www.w3.org/2000/svg"></svg>', 0, "no image"),
     "many_pixels.tif": (lambda: picture_of_pixels("TIFF", compression="group4"), 0, "pixels"),
@@ -226,6 +227,9 @@ CASES: dict[str, tuple[bytes | Callable[[], bytes], int, str]] = {
         "the size",
     ),
     "no_archive.tar": (b"PK\3\4" + bytes(range(256)) * 4, 0, "header"),
+    "two.tbz2": (tar(("a.txt", b"1"), ("b.txt", b"2"), mode="w:bz2"), 2, ""),
+    "two.txz": (tar(("a.txt", b"1"), ("b.txt", b"2"), mode="w:xz"), 2, ""),
+    "two.tzst": (zstandard.compress(tar(("a.txt", b"1"), ("b.txt", b"2"))), 2, ""),
     "bomb.tar.gz": (lambda: gzip.compress(zeros("z.bin", 200 << 20), 1), 0, "far more than the archive"),
     # crawls
     "negative_length.warc": (record(b"x") + record(b"x", length=-1) + record(b"x"), 1, "length"),
@@ -269,7 +273,7 @@ def picture_of_pixels(format: str, **options: Any) -> bytes:
 def kind_of(name: str) -> str:
     part = name.split(".")
     known = part[-2] if part[-1] in ("gz", "bz2", "xz", "zst") else part[-1]
-    return KINDS.get(known, "images")
+    return "webdataset" if part[-1] in ("tbz2", "txz", "tzst") else KINDS.get(known, "images")
 
 
 @pytest.mark.parametrize("name", sorted(CASES))

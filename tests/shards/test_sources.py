@@ -422,6 +422,12 @@ def test_the_other_shards_of_mosaicml_are_read_without_their_index(
     assert rows(tmp_path / "out") == [{"n": number, "text": f"text {number}"} for number in range(40)]
 
 
+@pytest.mark.parametrize("name", ["a.tar", "a.tgz", "a.tar.zst", "a.tbz2", "a.txz", "a.TZST", "a.tar.xz"])
+def test_a_tar_is_known_by_any_of_its_names(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    assert detect(list_files(str(tmp_path / name))).name == "webdataset"
+
+
 def test_files_of_other_kinds_are_counted(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     for name in ("a.jsonl", "b.bin", "c.pdf", "README.md"):
