@@ -198,6 +198,7 @@ def seaweedfs(folder: Path) -> S3Server:
         f"-filer.localSocket={folder / 'filer.sock'}",
         "-s3",
         f"-s3.config={folder / 'identities.json'}",
+        "-s3.domainName=s3.localhost",
         f"-s3.localSocket={folder / 's3.sock'}",
         "-s3.port.iceberg=0",
         "-s3.port.lance=0",

@@ -28,6 +28,7 @@ import contextlib
 import http.client
 import random
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -89,6 +90,7 @@ class FaultProxy:
         delay_seconds (float): How late a delayed answer comes, at most. Default: ``0.3``.
         clock (timedelta): How far ahead the server's clock seems to be. Default: none.
         unable (Callable[[Request], bool]): Requests that it does not know. Default: it knows all.
+        tls (ssl.SSLContext | None): Speak TLS with this certificate. Default: ``None``.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class FaultProxy:
         delay_seconds: float = 0.3,
         clock: timedelta = timedelta(),
         unable: Callable[[Request], bool] = lambda request: False,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.server = server
         self.rate = rate
@@ -110,6 +113,7 @@ class FaultProxy:
         self.delay_seconds = delay_seconds
         self.clock = clock
         self.unable = unable
+        self.tls = tls
         self.requests: list[Request] = []
         self.faults: Counter[str] = Counter()
         self.bytes_down = 0
@@ -124,7 +128,7 @@ class FaultProxy:
     @property
     def endpoint(self) -> str:
         """Its URL, to be given to clients instead of the server's."""
-        return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        return f"http{'s' if self.tls else ''}://127.0.0.1:{self._listener.getsockname()[1]}"
 
     @property
     def options(self) -> dict[str, Any]:
@@ -175,6 +179,8 @@ class FaultProxy:
             self._open.add(client)
         try:
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self.tls is not None:
+                client = self.tls.wrap_socket(client, server_side=True)
             with client, client.makefile("rb") as file:
                 while not self._closing.is_set():
                     request = _read_request(file)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import ssl
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +214,86 @@ def test_given_keys_need_no_botocore(s3_a: S3Server) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True
     )
     assert found.stdout.strip() == "False"
+
+
+# TLS and addresses
+
+
+def _authority(folder: Path) -> tuple[ssl.SSLContext, Path]:
+    """A certificate for 127.0.0.1, and the file of the authority that signed it."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    folder.mkdir()
+    now = datetime.now(UTC)
+
+    def signed(name: str, key: Any, issuer: str, issuer_key: Any, *extensions: Any) -> x509.Certificate:
+        builder = (
+            x509.CertificateBuilder().serial_number(x509.random_serial_number()).public_key(key.public_key())
+        )
+        builder = builder.subject_name(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)]))
+        builder = builder.issuer_name(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, issuer)]))
+        builder = builder.not_valid_before(now - timedelta(1)).not_valid_after(now + timedelta(1))
+        for extension in extensions:
+            builder = builder.add_extension(extension, critical=isinstance(extension, x509.BasicConstraints))
+        return builder.sign(issuer_key, hashes.SHA256())
+
+    root, leaf = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    authority = signed("tests", root, "tests", root, x509.BasicConstraints(ca=True, path_length=0))
+    host = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
+    pem = serialization.Encoding.PEM
+    (folder / "ca.pem").write_bytes(authority.public_bytes(pem))
+    (folder / "server.pem").write_bytes(
+        leaf.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        + signed("server", leaf, "tests", root, host).public_bytes(pem)
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "server.pem")
+    return context, folder / "ca.pem"
+
+
+def test_tls_is_verified_against_the_named_authority_and_no_other(s3_a: S3Server, tmp_path: Path) -> None:
+    context, authority = _authority(tmp_path / "right")
+    _, other = _authority(tmp_path / "other")
+    url = s3_a.url("root")
+    with FaultProxy(s3_a, tls=context) as proxy:
+        store = open_store(url, ca_bundle=str(authority), **proxy.options)
+        data = os.urandom(3 << 20)
+        store.write("k", data)
+        assert store.read("k") == data
+        assert [info.key for info in store.list()] == ["k"]
+        for bundle in (str(other), None):
+            with pytest.raises(StoreError, match="is not trusted") as caught:
+                open_store(url, ca_bundle=bundle, **proxy.options).stat("k")
+            assert "ca_bundle" in caught.value.mend
+        with pytest.raises(UsageError, match="cannot read the certificates"):
+            open_store(url, ca_bundle=str(tmp_path / "nowhere.pem"), **proxy.options).stat("k")
+
+
+def test_buckets_as_hosts(s3_a: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = socket.getaddrinfo
+    asked: list[str] = []
+
+    def resolve(host: Any, *arguments: Any, **options: Any) -> Any:
+        asked.append(str(host))
+        return real("127.0.0.1" if str(host).endswith(".localhost") else host, *arguments, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    bucket = s3_a.bucket()
+    endpoint = s3_a.endpoint.replace("127.0.0.1", "s3.localhost")
+    options = {**s3_a.options, "endpoint": endpoint, "addressing": "virtual"}
+    store = open_store(f"s3://{bucket}/a/root", **options)
+    store.write("k ü", b"1" * 100_000)
+    assert store.read("k ü") == b"1" * 100_000
+    assert [info.key for info in store.list()] == ["k ü"]
+    upload = store.begin("big", bytes=4)
+    upload.complete({1: upload.put(1, b"1234")})
+    store.delete(["k ü", "big"])
+    assert list(store.list()) == []
+    assert f"{bucket}.s3.localhost" in asked
+    # The same objects by the path, for those who prefer it.
+    assert open_store(f"s3://{bucket}/a/root", **{**options, "addressing": "path"}).abilities().multipart
 
 
 # What an endpoint can do
@@ -476,3 +560,29 @@ def test_a_lost_race_after_a_lost_answer_is_still_a_conflict(s3_a: S3Server) -> 
     with pytest.raises(ConflictError):
         store._won("lease", memoryview(b"ours"), AmbiguousConflict("lease exists"))
     assert store._won("lease", memoryview(b"theirs"), AmbiguousConflict("lease exists")).bytes == 6
+
+
+@pytest.mark.parametrize("key", ["a\\b", "a//b", "/b", "b/"])
+def test_a_key_that_the_endpoint_would_change_is_refused_and_its_neighbour_is_left(
+    s3_a: S3Server, key: str
+) -> None:
+    store = s3_a.store()
+    store.write("a/b", b"neighbour")
+    for write in (
+        lambda: store.write(key, b"x"),
+        lambda: store.begin(key, bytes=1 << 20),
+        lambda: store.copy(store, "a/b", key),
+    ):
+        with pytest.raises(StoreError, match="would give it another name"):
+            write()
+    assert {info.key: store.read(info.key) for info in store.list()} == {"a/b": b"neighbour"}
+
+
+def test_keys_that_xml_cannot_say_are_deleted_with_the_others(s3_a: S3Server) -> None:
+    store = s3_a.store()
+    keys = ["plain", "\x01", "line\n", "\r", "\x1f", "\ufffe"]
+    for key in keys:
+        store.write(key, b"x")
+    assert sorted(info.key for info in store.list()) == sorted(keys, key=str.encode)
+    store.delete(keys)
+    assert list(store.list()) == []
