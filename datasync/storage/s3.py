@@ -13,7 +13,9 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
+import re
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -32,6 +34,7 @@ from datasync.storage import s3_xml
 from datasync.storage.base import Abilities, Buffer, Filled, ObjectInfo, Store, Upload, UploadInfo
 from datasync.storage.http1 import Response
 from datasync.storage.keys import check_key, check_prefix, join
+from datasync.storage.process import shared
 from datasync.storage.retry import ATTEMPTS, pause_before
 from datasync.storage.s3_account import S3Settings
 from datasync.storage.s3_api import CRC_HEADER, AmbiguousConflict, S3Api, api_of, encoded_crc
@@ -41,6 +44,11 @@ from shards.digests import crc32c as crc32c_of
 ONE_PUT_BYTES = 64 << 20
 _DELETE_BATCH = 1000
 _PIECE_BYTES = 1 << 20
+
+# Keys that some endpoints change, by a harmless one of the same kind.
+_SAMPLES = {"a\\b": re.compile(r"\\"), "a//b": re.compile(r"//|^/"), "a/": re.compile(r"/$")}
+_CHANGED_BY_SOME = re.compile(r"\\|//|^/|/$")
+_NO_XML = re.compile(r"[\x00-\x08\x0b\x0c\x0d\x0e-\x1f\ufffe\uffff]")  # cannot be said in XML 1.0
 
 
 class S3Store:
@@ -202,6 +210,7 @@ class S3Store:
         if_absent: bool = False,
         if_match: str | None = None,
     ) -> ObjectInfo:
+        self._check_kept(key)
         full = self.full_key(key)
         body = memoryview(data).cast("B")
         headers = self.conditions(if_absent=if_absent, if_match=if_match)
@@ -221,6 +230,38 @@ class S3Store:
             etag=_etag(reply.headers),
             crc32c=value if CRC_HEADER in headers else None,
         )
+
+    def _check_kept(self, key: str) -> None:
+        """Refuse a key that this endpoint would change, perhaps into that of another object: found by trying.
+
+        Raises:
+            StoreError: Imitators that keep objects as files take ``\\`` and ``//`` for ``/``.
+        """
+        if not _CHANGED_BY_SOME.search(key) or self.api.account.is_aws:
+            return
+        for sample, pattern in _SAMPLES.items():
+            if pattern.search(key) and not shared(
+                ("s3-keeps", self.endpoint, sample),
+                lambda sample=sample: self._keeps(sample),  # type: ignore[misc]  # bound now
+            ):
+                raise StoreError(
+                    f"{key!r} cannot be stored at {self.url}: {self.endpoint} would give it another name",
+                    mend="rename the object, or choose another store",
+                )
+
+    def _keeps(self, sample: str) -> bool:
+        """Whether an object that is written under a key like `sample` is listed and found under that key."""
+        folder = f"_datasync/probe-{uuid.uuid4().hex}/"
+        full = self.full_key(folder + sample)
+        body = memoryview(b"x")  # an empty one may pass for a folder
+        self.api.call("PUT", full, headers=self.integrity(body, crc32c_of(body), full), body=body)
+        listed = [info.key for info in self.list(folder)]
+        try:
+            return listed == [folder + sample] and self.stat(folder + sample).bytes == len(body)
+        except NotFoundError:
+            return False
+        finally:
+            self.delete([folder + sample, *listed])
 
     def conditions(self, *, if_absent: bool, if_match: str | None) -> dict[str, str]:
         """Headers of a conditional write.
@@ -259,6 +300,7 @@ class S3Store:
     def write_file(self, key: str, path: Path, *, if_absent: bool = False) -> ObjectInfo:
         from datasync.storage.s3_upload import upload_file
 
+        self._check_kept(key)
         size = path.stat().st_size
         if size <= ONE_PUT_BYTES or not self.traits().multipart:
             return self.write(key, path.read_bytes(), if_absent=if_absent)
@@ -267,6 +309,7 @@ class S3Store:
     def begin(self, key: str, *, bytes: int) -> Upload:
         from datasync.storage.s3_upload import S3Upload
 
+        self._check_kept(key)
         return S3Upload.begin(self, key, bytes)
 
     def resume(self, key: str, upload_id: str, *, bytes: int) -> Upload:
@@ -288,6 +331,7 @@ class S3Store:
             )
         if not self.traits().server_copy:
             raise UnsupportedError(f"{self.endpoint} cannot copy", mend="let the bytes pass through here")
+        self._check_kept(key)
         return copied(source, source_key, self, key)
 
     def delete(self, keys: Iterable[str]) -> None:
@@ -301,10 +345,13 @@ class S3Store:
             self._delete(batch)
 
     def _delete(self, full_keys: Sequence[str]) -> None:
-        if len(full_keys) == 1 or not self.traits().batch_delete:
-            for full in full_keys:
-                with contextlib.suppress(NotFoundError):
-                    self.api.call("DELETE", full)
+        batched = self.traits().batch_delete if len(full_keys) > 1 else False
+        alone = [full for full in full_keys if not batched or _NO_XML.search(full)]
+        for full in alone:
+            with contextlib.suppress(NotFoundError):
+                self.api.call("DELETE", full)
+        full_keys = [full for full in full_keys if batched and not _NO_XML.search(full)]
+        if not full_keys:
             return
         body = s3_xml.delete_request(full_keys)
         digest = base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
