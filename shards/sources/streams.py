@@ -2,7 +2,8 @@
 
 What a file is compressed with is found from its first bytes, never from its name: half of all `.gz` files in
 the wild were decompressed by a proxy on the way. gzip, bzip2, zstandard and xz; several members or frames in
-one file; in bounded memory (invariant 10): a zstd window is at most 128 MiB, a line what the caller says.
+one file; in bounded memory (invariant 10): a zstd window has at most 128 MiB, an xz stream may ask for 256, a
+line has what the caller says.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from shards.sources.files import COMPRESSED, FileList
 
 _BLOCK = 1 << 20
 _WINDOW = 1 << 27
+_XZ_MEMORY = 1 << 28
 _BITE = 1 << 12
 _BINARY = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")  # what no text holds
 
@@ -153,8 +155,41 @@ def _decompressed(raw: BinaryIO, kind: str) -> BinaryIO:
     if kind == "bz2":
         return cast(BinaryIO, bz2.BZ2File(raw))
     if kind == "xz":
-        return cast(BinaryIO, lzma.LZMAFile(raw))
+        return cast(BinaryIO, io.BufferedReader(_XzStream(raw), _BLOCK))
     return cast(BinaryIO, io.BufferedReader(_ZstdStream(raw), _BLOCK))
+
+
+class _XzStream(io.RawIOBase):
+    """The streams of an xz file one after the other; `lzma.LZMAFile` would give them all the memory they want."""
+
+    def __init__(self, raw: BinaryIO) -> None:
+        self._raw = raw
+        self._stream: lzma.LZMADecompressor | None = None
+        self._input = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]  # any buffer, there
+        while True:
+            if not self._input and (self._stream is None or self._stream.needs_input):
+                self._input = self._raw.read(_BLOCK)
+                if not self._input and self._stream is None:
+                    return 0
+                if not self._input:
+                    raise EOFError("the xz stream ended before its end-of-stream marker")
+            if self._stream is None:
+                self._input = self._input.lstrip(b"\0")  # padding between streams
+                if not self._input:
+                    continue
+                self._stream = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
+            out = self._stream.decompress(self._input, len(buffer))
+            self._input = b""
+            if self._stream.eof:
+                self._input, self._stream = self._stream.unused_data, None
+            if out:
+                buffer[: len(out)] = out
+                return len(out)
 
 
 class _ZstdStream(io.RawIOBase):

@@ -59,6 +59,14 @@ def sound(frames: int = 800) -> bytes:
     return buffer.getvalue()
 
 
+def hungry(data: bytes) -> bytes:
+    """An xz file whose first block asks for a dictionary of 4 GiB."""
+    block = bytearray(data[12 : 12 + (data[12] + 1) * 4])
+    block[block.index(b"\x21\x01") + 2] = 40
+    block[-4:] = struct.pack("<I", zlib.crc32(block[:-4]))
+    return data[:12] + bytes(block) + data[12 + len(block) :]
+
+
 def tar(*members: tuple[str | tarfile.TarInfo | bytes, bytes], mode: str = "w") -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode=mode) as archive:  # type: ignore[call-overload]  # any mode
@@ -132,6 +140,8 @@ CASES: dict[str, tuple[bytes | Callable[[], bytes], int, str]] = {
     # compressed
     "cut.jsonl.bz2": (bz2.compress(J * 30_000, 1)[:-20], 22_218, "ended before"),
     "cut.jsonl.xz": (lzma.compress(J * 5000)[:-20], 5000, "ended before"),
+    "hungry.jsonl.xz": (hungry(lzma.compress(J * 50)), 0, "Memory usage limit"),
+    "two_streams.jsonl.xz": (lzma.compress(J * 5) + bytes(8) + lzma.compress(J * 6), 11, ""),
     "cut.jsonl.zst": (zstandard.compress(J * 5000)[:-5], 0, "ends early"),
     "bad_crc.jsonl.gz": (gzip.compress(J * 50)[:-8] + b"1234" + gzip.compress(J * 50)[-4:], 50, "CRC"),
     "garbage_behind.jsonl.gz": (gzip.compress(J * 50) + b"garbage", 50, "gzip"),
