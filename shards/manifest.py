@@ -99,22 +99,8 @@ class Manifest:
             FormatError: Not Parquet, not these columns, unsorted or repeated keys.
         """
         import pyarrow as pa
-        import pyarrow.compute as pc
-        import pyarrow.parquet as pq
 
-        try:
-            table = pq.read_table(pa.BufferReader(data), columns=schema().names).cast(schema())
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowKeyError, OSError, ValueError) as error:
-            raise FormatError(
-                f"{where} is not a manifest: {error}",
-                mend="replicate or shard the dataset again to write a new one",
-            ) from error
-        keys = table.column("key").combine_chunks()
-        if len(keys) > 1 and not pc.all(pc.less(keys[:-1], keys[1:])).as_py():
-            raise FormatError(f"{where} has keys that are repeated or out of order")
-        if any(table.column(name).null_count for name in ("key", "bytes", "sha256")):
-            raise FormatError(f"{where} has rows without a key, a size or a digest")
-        return cls(table)
+        return cls(pa.Table.from_batches(list(read_batches(pa.BufferReader(data), where=where)), schema()))
 
     def to_parquet(self) -> bytes:
         """This manifest as a Parquet file."""
@@ -172,12 +158,7 @@ class Manifest:
         """The dataset version: SHA-256 over the entries as the module's docstring lays them out."""
         digest = hashlib.sha256()
         for batch in self.table.to_batches(max_chunksize=_BATCH):
-            parts: list[bytes] = []
-            keys, sizes = batch.column("key").to_pylist(), batch.column("bytes").to_pylist()
-            for key, size, sha in zip(keys, sizes, batch.column("sha256").to_pylist(), strict=True):
-                raw = key.encode()
-                parts += (_HEAD.pack(len(raw)), raw, _SIZE.pack(size), sha)
-            digest.update(b"".join(parts))
+            fold(digest, batch)
         return digest.hexdigest()
 
     def _lower_bound(self, key: str) -> int:
@@ -190,6 +171,57 @@ class Manifest:
             else:
                 high = middle
         return low
+
+
+def read_batches(source: Any, *, where: str = "manifest") -> Iterator[pa.RecordBatch]:
+    """The rows of a manifest's file, checked, a bounded number at a time.
+
+    Args:
+        source (pyarrow.NativeFile): The file; it is read as it is needed.
+        where (str): Names it in errors.
+
+    Raises:
+        FormatError: Not Parquet, not these columns, unsorted or repeated keys.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    names, last = schema().names, None
+    try:
+        file = pq.ParquetFile(source, buffer_size=1 << 20, pre_buffer=False)
+        if missing := [name for name in names if name not in file.schema_arrow.names]:
+            raise pa.ArrowInvalid(f"it has no column {missing[0]}")
+        for raw in file.iter_batches(_BATCH, columns=names, use_threads=False):
+            batch = raw.select(names).cast(schema())
+            keys = batch.column("key")
+            if any(batch.column(name).null_count for name in ("key", "bytes", "sha256")):
+                raise FormatError(f"{where} has rows without a key, a size or a digest")
+            if not len(keys):
+                continue
+            first = keys[0].as_py().encode()
+            rising = len(keys) < 2 or pc.all(pc.less(keys[:-1], keys[1:])).as_py()
+            if not rising or (last is not None and first <= last):
+                raise FormatError(f"{where} has keys that are repeated or out of order")
+            last = keys[-1].as_py().encode()
+            yield batch
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowKeyError, OSError, ValueError) as error:
+        if isinstance(error, FormatError):
+            raise
+        raise FormatError(
+            f"{where} is not a manifest: {error}",
+            mend="replicate or shard the dataset again to write a new one",
+        ) from error
+
+
+def fold(digest: Any, batch: pa.RecordBatch) -> None:
+    """Add rows, in their order, to the SHA-256 that becomes the version."""
+    parts: list[bytes] = []
+    keys, sizes = batch.column("key").to_pylist(), batch.column("bytes").to_pylist()
+    for key, size, sha in zip(keys, sizes, batch.column("sha256").to_pylist(), strict=True):
+        raw = key.encode()
+        parts += (_HEAD.pack(len(raw)), raw, _SIZE.pack(size), sha)
+    digest.update(b"".join(parts))
 
 
 def schema() -> pa.Schema:

@@ -184,7 +184,7 @@ def _without_receipt(store: Store, blank: Place, *, is_home: bool) -> Place:
         blank,
         state=HOME if home else FOREIGN,
         version=catalog.version,
-        objects=catalog.table.num_rows,
+        objects=catalog.objects,
         bytes=catalog.total_bytes,
     )
 
@@ -221,24 +221,20 @@ def _with_receipt(
 def _missing_bytes(home: Store, store: Store, receipt: Receipt) -> tuple[bool, int]:
     """Whether the home has another version, and how much of it this place lacks."""
     from datasync.replicate.catalog import describe
-    from datasync.replicate.destination import proven
-    from datasync.replicate.plan import compare
+    from datasync.replicate.destination import compared
 
     catalog = describe(home, receipt.name)
     if catalog.version == receipt.version:
         return False, 0
-    return True, compare(catalog.table, proven(store, receipt), {}).bytes
+    return True, compared(catalog, store, receipt, {}).bytes
 
 
 def _damaged_bytes(store: Store, receipt: Receipt) -> int:
-    from datasync.replicate.destination import proven
-
-    good = proven(store, receipt)
-    if good is None:
-        return receipt.bytes
     import pyarrow.compute as pc
 
-    return receipt.bytes - int(pc.sum(good["bytes"]).as_py() or 0)
+    from datasync.replicate.destination import proven
+
+    return receipt.bytes - sum(int(pc.sum(batch["bytes"]).as_py() or 0) for batch in proven(store, receipt))
 
 
 def _with(place: Place, **changes: Any) -> Place:

@@ -14,11 +14,11 @@ reading the object, and the reading itself is pinned to the tag.
 
 from __future__ import annotations
 
-import json
+import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from datasync.errors import FormatError, NotFoundError, StoreError, UsageError
 from datasync.ops.receipts import Receipt
@@ -32,11 +32,13 @@ from datasync.replicate.layout import (
     origin_key,
 )
 from datasync.replicate.limits import identity
-from datasync.replicate.plan import schema
+from datasync.replicate.manifests import ManifestFile
+from datasync.replicate.named import named
+from datasync.replicate.plan import beside, empty, schema
 from datasync.replicate.retry import RETRY_SECONDS, retrying
 from datasync.storage.base import ObjectInfo, Store
 from shards.journal import JOBS
-from shards.manifest import Manifest, manifest_key
+from shards.manifest import Manifest, fold, manifest_key
 from shards.manifest import schema as manifest_schema
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 
 DATASET, MDS, TREE = "dataset", "mds", "tree"
 _CHANGED = "|changed:"
+_BATCH = 65_536
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,10 +59,11 @@ class Catalog:
         name (str): The dataset or tree.
         kind (str): ``dataset``, ``mds`` or ``tree``.
         store (Store): Its root.
-        table (pa.Table): Its objects, columns of `plan.schema`.
+        table (pa.Table): Its objects, columns of `plan.schema`; empty for a dataset, whose manifest has them.
+        counts (Counts | None): Of a dataset.
         index (bytes | None): The index, for the first two kinds.
         index_info (ObjectInfo | None): How the store describes it.
-        manifest (bytes | None): The manifest's file, for a dataset.
+        manifest (ManifestFile | None): The manifest's file, where all digests are known.
         version (str | None): The manifest's version, where all digests are known.
         hashes (Mapping): Key -> algorithm -> digest, where an index gives others than SHA-256.
     """
@@ -68,23 +72,51 @@ class Catalog:
     kind: str
     store: Store
     table: pa.Table
+    counts: Counts | None = None
     index: bytes | None = None
     index_info: ObjectInfo | None = None
-    manifest: bytes | None = None
+    manifest: ManifestFile | None = None
     version: str | None = None
     hashes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Its objects, sorted by key, a bounded number at a time; read anew each time."""
+        if self.kind == DATASET:
+            assert self.manifest is not None
+            return self.manifest.batches()
+        return iter(self.table.to_batches(max_chunksize=_BATCH))
+
+    def all_keys(self) -> Iterator[str]:
+        """Every key, sorted as UTF-8 bytes."""
+        for batch in self.batches():
+            yield from batch["key"].to_pylist()
+
+    @property
+    def objects(self) -> int:
+        return self.table.num_rows if self.counts is None else self.counts.objects
 
     @property
     def total_bytes(self) -> int:
         import pyarrow.compute as pc
 
-        return int(pc.sum(self.table["bytes"]).as_py() or 0)
+        return int(pc.sum(self.table["bytes"]).as_py() or 0) if self.counts is None else self.counts.bytes
 
     @property
     def samples(self) -> int | None:
         import pyarrow.compute as pc
 
+        if self.counts is not None:
+            return self.counts.samples
         return None if self.kind == TREE else int(pc.sum(self.table["samples"]).as_py() or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How much a dataset is."""
+
+    objects: int
+    bytes: int
+    samples: int
 
 
 def describe(
@@ -112,97 +144,86 @@ def describe(
         return _tree(store, name, retry_seconds)
     data = retrying(lambda: store.read(INDEX, etag=info.etag), seconds=retry_seconds)
     where = f"{store.url}/{INDEX}"
-    raw = _mds_index(data, where)
-    if raw is None:
+    found = named(data, where)
+    if found is None:
         return _tree(store, name, retry_seconds)
-    extra = raw.get("datasync", {})
+    top, files = found
+    extra = top.get("datasync", {})
     if "manifest" in extra and "version" in extra:
-        catalog = _dataset(store, name, data, info, str(extra["version"]), retry_seconds)
-        _check_index(raw, catalog.table, where)
-        return catalog
+        if files is None:
+            raise FormatError(f"{where} has an entry without a SHA-256", mend="write the dataset again")
+        return _dataset(store, name, data, info, str(extra["version"]), files, retry_seconds)
     from shards.index import Index
 
     return _mds(store, name, data, info, Index.parse(data, where=where))
 
 
-def _mds_index(data: bytes, where: str) -> dict[str, Any] | None:
-    """An MDS index as plain JSON; None for another kind of index.json."""
-    try:
-        raw = json.loads(data)
-    except ValueError as error:
-        raise FormatError(
-            f"{where} is not JSON: {error}",
-            mend="write the dataset again, or give --tree to copy the folder as it is",
-        ) from error
-    if not isinstance(raw, dict) or "shards" not in raw:
-        return None
-    version = raw.get("version")
-    if isinstance(version, int) and version > 2:
-        raise FormatError(
-            f"{where} has version {version}, newer than this program", mend="install a newer datasync"
-        )
-    if not isinstance(raw.get("datasync", {}), dict):
-        raise FormatError(f"{where}: the key datasync is not a table", mend="write the dataset again")
-    return raw
-
-
 def _dataset(
-    store: Store, name: str, data: bytes, info: ObjectInfo, version: str, retry_seconds: float
+    store: Store,
+    name: str,
+    data: bytes,
+    info: ObjectInfo,
+    version: str,
+    files: pa.Table,
+    retry_seconds: float,
 ) -> Catalog:
-    where = f"{store.url}/{manifest_key(version)}"
+    """A dataset by its manifest, which is read once here: its version, its keys, and what the index names."""
+    import pyarrow.compute as pc
+
     try:
-        raw = retrying(lambda: store.read(manifest_key(version)), seconds=retry_seconds)
+        manifest = ManifestFile.open(store, manifest_key(version), retry_seconds=retry_seconds)
     except NotFoundError:
         raise NotFoundError(
             f"{store.url}/{INDEX} names the manifest {version[:12]}…, which is not there",
             mend="finish the run that writes this dataset, or copy from another cluster (--from)",
         ) from None
-    manifest = Manifest.from_parquet(raw, where=where)
-    if manifest.version != version:
+    digest, counts, unproven = hashlib.sha256(), Counts(0, 0, 0), None
+    for batch, shards in beside(manifest.batches(), files.to_batches()):
+        fold(digest, batch)
+        _check_keys(batch, store.url)
+        unproven = unproven or _unproven(batch, shards)
+        counts = Counts(
+            counts.objects + batch.num_rows,
+            counts.bytes + int(pc.sum(batch["bytes"]).as_py() or 0),
+            counts.samples + int(pc.sum(batch["samples"]).as_py() or 0),
+        )
+    if digest.hexdigest() != version:
         raise FormatError(
-            f"{where} has the content of version {manifest.version[:12]}…: it is damaged",
+            f"{manifest.where} has the content of version {digest.hexdigest()[:12]}…: it is damaged",
             mend="copy from another cluster (--from), or write the dataset again",
         )
-    _check_keys(manifest.table, store.url)
+    if unproven is not None:
+        raise FormatError(
+            f"{store.url}/{INDEX} names {unproven}, which its manifest does not prove",
+            mend="write the dataset again, or copy from another cluster (--from)",
+        )
     return Catalog(
         name=name,
         kind=DATASET,
         store=store,
-        table=with_tags(manifest.table),
+        table=empty(),
+        counts=counts,
         index=data,
         index_info=info,
-        manifest=raw,
+        manifest=manifest,
         version=version,
     )
 
 
-def _check_index(raw: dict[str, Any], table: pa.Table, where: str) -> None:
-    """An index must not point at what the manifest does not prove.
-
-    Only what is copied is looked at, in whole columns: readers check the rest of an entry when they use it.
-    """
-    import pyarrow as pa
+def _unproven(batch: pa.RecordBatch, shards: pa.Table) -> str | None:
+    """The first file that an index names and that is not in the manifest's rows as the index has it."""
     import pyarrow.compute as pc
 
-    try:
-        files = [shard.get("zip_data") or shard["raw_data"] for shard in raw["shards"]]
-        names = pa.array([file["basename"] for file in files], pa.string())
-        sizes = pa.array([file["bytes"] for file in files], pa.uint64())
-        digests = pa.array([bytes.fromhex(file["hashes"]["sha256"]) for file in files], pa.binary(32))
-    except (KeyError, TypeError, ValueError, AttributeError, pa.ArrowException) as error:
-        raise FormatError(
-            f"{where} has an entry without a name, a size or a SHA-256: {error}",
-            mend="write the dataset again",
-        ) from error
-    at = pc.index_in(names, value_set=table["key"].combine_chunks())
-    there = table.take(at)
-    same = pc.and_(pc.equal(there["bytes"], sizes), pc.equal(there["sha256"], digests))
-    good = pc.and_(pc.is_valid(at), pc.fill_null(same, False))
-    if len(names) and not pc.all(good).as_py():
-        raise FormatError(
-            f"{where} names {names.filter(pc.invert(good))[0].as_py()}, which its manifest does not prove",
-            mend="write the dataset again, or copy from another cluster (--from)",
-        )
+    if not shards.num_rows:
+        return None
+    at = pc.index_in(shards["key"], value_set=batch["key"])
+    there = batch.take(at.combine_chunks())
+    good = pc.is_valid(at)
+    for column in ("bytes", "sha256"):
+        good = pc.and_(good, pc.fill_null(pc.equal(shards[column], there[column]), False))
+    if pc.all(good).as_py():
+        return None
+    return str(shards["key"].filter(pc.invert(good))[0].as_py())
 
 
 def _mds(store: Store, name: str, data: bytes, info: ObjectInfo, index: Index) -> Catalog:
@@ -254,23 +275,47 @@ def _tags_of(store: Store, keys: set[str]) -> dict[str, str | None]:
 
 
 def _tree(store: Store, name: str, retry_seconds: float) -> Catalog:
-    import pyarrow as pa
-
     try:
-        listed = retrying(lambda: list(store.list()), seconds=retry_seconds)
-        found = [info for info in listed if not is_internal(info.key)]
+        table, own, indexed = retrying(lambda: _listed(store), seconds=retry_seconds)
     except NotFoundError as error:
         raise NotFoundError(
             f"there is no {name} at {store.url}",
             mend=error.mend or "check the name and the cluster (datasync status)",
         ) from None
-    _check_finished(store, name, [info.key for info in listed])
-    if not found:
+    _check_finished(store, name, own, indexed)
+    if not table.num_rows:
         raise NotFoundError(
             f"there is nothing at {store.url}",
             mend="check the name, and that the place is mounted; an empty source is never copied",
         )
-    for info in found:
+    return Catalog(name=name, kind=TREE, store=store, table=table)
+
+
+def _listed(store: Store) -> tuple[pa.Table, set[str], bool]:
+    """What a listing shows: the objects, this tool's own files, and whether an index is among the first.
+
+    Held as columns, so that a million objects are a hundred megabytes and not several.
+    """
+    import pyarrow as pa
+
+    batches: list[pa.RecordBatch] = []
+    part: list[tuple[str, int, str | None]] = []
+    own: set[str] = set()
+    indexed = False
+
+    def end() -> None:
+        columns = list(zip(*part, strict=True)) if part else [(), (), ()]
+        keys, sizes, tags = columns
+        nulls = [pa.nulls(len(part), schema().field(name).type) for name in ("crc32c", "sha256", "samples")]
+        arrays = [pa.array(keys, pa.string()), pa.array(sizes, pa.uint64()), *nulls]
+        batches.append(pa.RecordBatch.from_arrays([*arrays, pa.array(tags, pa.string())], schema=schema()))
+        part.clear()
+
+    for info in store.list():
+        indexed = indexed or info.key == INDEX or info.key.endswith(f"/{INDEX}")
+        if is_internal(info.key):
+            own.add(info.key)
+            continue
         try:
             info.key.encode()
         except UnicodeEncodeError:
@@ -278,31 +323,25 @@ def _tree(store: Store, name: str, retry_seconds: float) -> Catalog:
                 f"the name {info.key!r} at {store.url} is not UTF-8 and no object store can hold it",
                 mend="rename the file",
             ) from None
-    nothing = [None] * len(found)
-    table = pa.table(
-        [
-            [info.key for info in found],
-            [info.bytes for info in found],
-            nothing,
-            nothing,
-            nothing,
-            [tag_of(store, info) for info in found],
-        ],
-        schema=schema(),
-    )
-    return Catalog(name=name, kind=TREE, store=store, table=table)
+        part.append((info.key, info.bytes, tag_of(store, info)))
+        if len(part) == _BATCH:
+            end()
+    end()
+    return pa.Table.from_batches(batches, schema()), own, indexed
 
 
-def _check_finished(store: Store, name: str, keys: list[str]) -> None:
+def _check_finished(store: Store, name: str, own: set[str], indexed: bool) -> None:
     """A place where a run of this tool has begun and not ended holds no tree.
+
+    Args:
+        own (set[str]): The keys of this tool's own files.
+        indexed (bool): Whether there is an index, of it or of a part of it.
 
     Raises:
         StoreError: It is being sharded, or it is a copy that is not whole.
     """
-    own = {key for key in keys if is_internal(key)}
     begun = {key.split("/")[2] for key in own if key.startswith(JOBS)}
-    published = any(key == INDEX or key.endswith(f"/{INDEX}") for key in keys)
-    if not published and any(f"{JOBS}{job}/done.json" not in own for job in begun):
+    if not indexed and any(f"{JOBS}{job}/done.json" not in own for job in begun):
         raise StoreError(
             f"{name} at {store.url} is not finished: datasync shard has begun there and published nothing",
             mend="run that datasync shard again until it ends (or datasync merge), then this",
@@ -349,7 +388,6 @@ def etag_of(tag: str | None) -> str | None:
 def learn(catalog: Catalog, place: Store, receipt: Receipt | None) -> None:
     """Fill in digests that an earlier run learnt about objects that still have the same tag."""
     import pyarrow as pa
-    import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
     if (
@@ -362,22 +400,33 @@ def learn(catalog: Catalog, place: Store, receipt: Receipt | None) -> None:
         raw = retrying(lambda: place.read(origin_key(receipt.version)))
     except NotFoundError:
         return
-    old = pq.read_table(pa.BufferReader(raw), columns=["key", "bytes", "crc32c", "sha256", "tag"])
-    table = catalog.table
-    at = pc.index_in(table["key"], value_set=old["key"].combine_chunks())
-    other = old.take(at)
-    same = pc.and_(
-        pc.fill_null(pc.equal(table["tag"], other["tag"]), False),
-        pc.fill_null(pc.equal(table["bytes"], other["bytes"]), False),
-    )
-    for column in ("sha256", "crc32c"):
-        place_at = table.schema.get_field_index(column)
-        known = pc.if_else(
-            pc.and_(same, pc.is_null(table[column])), other[column].cast(table[column].type), table[column]
-        )
-        table = table.set_column(place_at, table.schema.field(column), known)
-    catalog.table = table
+    file = pq.ParquetFile(pa.BufferReader(raw), buffer_size=1 << 20, pre_buffer=False)
+    names = ["key", "bytes", "crc32c", "sha256", "tag"]
+    old = (batch.select(names) for batch in file.iter_batches(_BATCH, columns=names, use_threads=False))
+    learnt: list[pa.RecordBatch] = []
+    for batch, other in beside(catalog.batches(), old):
+        if batch.num_rows:
+            learnt.append(_learnt(batch, other))
+    catalog.table = pa.Table.from_batches(learnt, schema())
     settle(catalog)
+
+
+def _learnt(batch: pa.RecordBatch, other: pa.Table) -> pa.RecordBatch:
+    """Rows with the digests of those of `other` that have the same key, size and tag."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    match = other.take(pc.index_in(batch["key"], value_set=other["key"].combine_chunks())).combine_chunks()
+    same = pc.and_(
+        pc.fill_null(pc.equal(batch["tag"], match["tag"]), False),
+        pc.fill_null(pc.equal(batch["bytes"], match["bytes"]), False),
+    )
+    columns = {name: batch[name] for name in schema().names}
+    for name in ("sha256", "crc32c"):
+        found = match[name].cast(schema().field(name).type)
+        known = pc.if_else(pc.and_(same, pc.is_null(batch[name])), found, batch[name])
+        columns[name] = known.combine_chunks() if isinstance(known, pa.ChunkedArray) else known
+    return pa.RecordBatch.from_arrays(list(columns.values()), schema=schema())
 
 
 def settle(catalog: Catalog) -> None:
@@ -385,7 +434,8 @@ def settle(catalog: Catalog) -> None:
     if catalog.version is None and catalog.table["sha256"].null_count == 0:
         manifest = Manifest(catalog.table.drop_columns(["tag"]).cast(manifest_schema()))
         catalog.version = manifest.version
-        catalog.manifest = manifest.to_parquet()
+        data = manifest.to_parquet()
+        catalog.manifest = ManifestFile(where="the manifest of this run", bytes=len(data), data=data)
 
 
 def with_tags(table: pa.Table) -> pa.Table:
@@ -407,7 +457,7 @@ def origins(table: pa.Table) -> bytes | None:
     return bytes(sink.getvalue())
 
 
-def _check_keys(table: pa.Table, where: str) -> None:
+def _check_keys(table: pa.RecordBatch, where: str) -> None:
     """Every key must stay below the dataset. Whole columns first; the slow check names the first bad one."""
     import pyarrow.compute as pc
 

@@ -16,7 +16,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,17 +26,17 @@ from datasync.errors import ConflictError, FormatError, NotFoundError, StoreErro
 from datasync.ops import receipts
 from datasync.ops.receipts import Receipt
 from datasync.replicate import journal as journals
-from datasync.replicate.catalog import TREE, Catalog, origins, tag_of, with_tags
-from datasync.replicate.journal import Begun, Journal
+from datasync.replicate.catalog import TREE, Catalog, origins, tag_of
+from datasync.replicate.journal import Begun, Done, Journal
 from datasync.replicate.lane import Lane
 from datasync.replicate.layout import INDEX, adopted_key, damage_key, is_internal, manifest_key, origin_key
 from datasync.replicate.lease import TTL_SECONDS, Lease
 from datasync.replicate.limits import endpoint_of
+from datasync.replicate.manifests import ManifestFile
 from datasync.replicate.plan import Plan, compare, conflicts, in_place, items
 from datasync.replicate.retry import RETRY_SECONDS, retrying
 from datasync.storage.base import ObjectInfo, Store
 from datasync.storage.local import LocalStore
-from shards.manifest import Manifest
 from shards.version import __version__
 
 if TYPE_CHECKING:
@@ -57,7 +57,6 @@ class Destination:
         store (Store): The dataset's root there.
         lease (Lease): Held until `close`.
         receipt (Receipt | None): The newest one found.
-        there (pa.Table | None): The objects which that receipt proves; those found damaged are left out.
         index (ObjectInfo | None): The index found, whose tag the new one must replace.
         past (Past): What the journal of an unfinished run says.
         lane (Lane): Its side of the transfer.
@@ -68,7 +67,6 @@ class Destination:
     store: Store
     lease: Lease
     receipt: Receipt | None
-    there: pa.Table | None
     index: ObjectInfo | None
     past: journals.Past
     lane: Lane
@@ -122,7 +120,6 @@ def open_destination(
             store=store,
             lease=lease,
             receipt=receipt,
-            there=proven(store, receipt),
             index=_stat(store, INDEX),
             past=retrying(lambda: journals.load(store), seconds=retry_seconds),
             lane=lane,
@@ -134,25 +131,37 @@ def open_destination(
     return destination
 
 
-def proven(store: Store, receipt: Receipt | None) -> pa.Table | None:
-    """The objects that a receipt proves to be at its place, without those that `verify` found damaged."""
+def proven(store: Store, receipt: Receipt | None) -> Iterator[pa.RecordBatch]:
+    """The objects that a receipt proves to be at its place, without those that `verify` found damaged.
+
+    Raises:
+        FormatError: The manifest there is damaged.
+    """
     if receipt is None:
-        return None
-    key = manifest_key(receipt.version)
+        return
     try:
-        table = with_tags(
-            Manifest.from_parquet(retrying(lambda: store.read(key)), where=f"{store.url}/{key}").table
-        )
-    except (NotFoundError, FormatError) as error:
+        manifest = ManifestFile.open(store, manifest_key(receipt.version))
+    except NotFoundError as error:
         log.warning("%s: everything there is looked at again: %s", store.url, error)
-        return None
+        return
     if receipt.whole:
-        return table
+        yield from manifest.batches()
+        return
     import pyarrow as pa
     import pyarrow.compute as pc
 
     damaged = pa.array(damage(store, receipt.version), pa.string())
-    return table.filter(pc.invert(pc.is_in(table["key"], value_set=damaged)))
+    for batch in manifest.batches():
+        yield batch.filter(pc.invert(pc.is_in(batch["key"], value_set=damaged)))
+
+
+def compared(catalog: Catalog, store: Store, receipt: Receipt | None, done: Mapping[str, Done]) -> Plan:
+    """What a place needs, given what its receipt and the journal of an unfinished run prove."""
+    try:
+        return compare(catalog.batches(), proven(store, receipt), done)
+    except FormatError as error:
+        log.warning("%s: everything there is looked at again: %s", store.url, error)
+        return compare(catalog.batches(), None, done)
 
 
 def damage(store: Store, version: str) -> list[str]:
@@ -167,19 +176,19 @@ def damage(store: Store, version: str) -> list[str]:
 def make_plan(destination: Destination, catalog: Catalog) -> Plan:
     """Compare, look at the place itself where proof is missing, adopt or abort uploads of killed runs."""
     _check_names(destination.store, catalog)
-    plan = compare(catalog.table, destination.there, destination.past.done)
+    plan = compared(catalog, destination.store, destination.receipt, destination.past.done)
     lane = destination.lane
     if len(plan.unproven):
-        lane.present = in_place(catalog.table, plan.unproven, _listing(destination.store, catalog, plan))
+        lane.present = in_place(plan, _listing(destination.store, plan))
     destination.plan = plan
     _sweep_uploads(destination, catalog)
     return plan
 
 
-def _listing(store: Store, catalog: Catalog, plan: Plan) -> Iterator[tuple[str, int]]:
+def _listing(store: Store, plan: Plan) -> Iterator[tuple[str, int]]:
     """Keys and sizes at the place: asked for one by one when few are wanted, else listed."""
     if len(plan.unproven) <= _STAT_UP_TO:
-        wanted = [item.key for item in items(catalog.table, plan.unproven)]
+        wanted = [item.key for item in items(plan.table, plan.unproven)]
         with ThreadPoolExecutor(16) as pool:
             found = list(pool.map(lambda key: _stat(store, key), wanted))
         return iter([(info.key, info.bytes) for info in found if info is not None])
@@ -207,13 +216,13 @@ def _sweep_uploads(destination: Destination, catalog: Catalog) -> None:
         return
     import numpy as np
 
-    rows = np.concatenate([destination.plan.first, destination.plan.last, destination.plan.marks])
+    plan, begun_keys = destination.plan, {u.key for u in open_uploads.values()}
     wanted = {
         item.key: item
-        for item in items(catalog.table, rows)
-        if item.key in {u.key for u in open_uploads.values()}
+        for item in items(plan.table, np.arange(plan.objects), rows=plan.rows)
+        if item.key in begun_keys
     }
-    ours = set(catalog.table["key"].to_pylist())
+    ours = {key for key in catalog.all_keys() if key in begun_keys}
     for upload_id, info in sorted(open_uploads.items()):
         begun = recorded.get(upload_id)
         item = wanted.get(info.key)
@@ -240,7 +249,7 @@ def _check_names(store: Store, catalog: Catalog) -> None:
     inner = getattr(store, "store", store)
     if not isinstance(inner, LocalStore):
         return
-    found = conflicts(catalog.table["key"].to_pylist(), folds_case=folds_case(Path(inner.root)))
+    found = conflicts(catalog.all_keys(), folds_case=folds_case(Path(inner.root)))
     if found:
         first, second = found[0]
         raise StoreError(
@@ -285,12 +294,12 @@ def publish(
     assert catalog.manifest is not None
     version, manifest = catalog.version, catalog.manifest
 
-    def put(key: str, data: bytes) -> ObjectInfo:
-        return retrying(lambda: store.write(key, data), seconds=lane.retry_seconds)
+    def put(key: str, data: bytes) -> None:
+        retrying(lambda: store.write(key, data), seconds=lane.retry_seconds)
 
     lane.journal.flush()
     lease.check()
-    put(manifest_key(version), manifest)
+    retrying(lambda: manifest.write_to(store, manifest_key(version)), seconds=lane.retry_seconds)
     if (found := origins(catalog.table)) is not None:
         put(origin_key(version), found)
     adopted = _adopted(destination, catalog)
@@ -350,7 +359,7 @@ def _adopted(destination: Destination, catalog: Catalog) -> set[str]:
     found |= read_adopted(destination.store, destination.receipt)
     if not found:
         return found
-    return found & set(catalog.table["key"].to_pylist())
+    return {key for key in catalog.all_keys() if key in found}
 
 
 def read_adopted(store: Store, receipt: Receipt | None) -> set[str]:
@@ -389,7 +398,7 @@ def _receipt(
         kind=catalog.kind,
         version=catalog.version,
         state=receipts.WHOLE,
-        objects=catalog.table.num_rows,
+        objects=catalog.objects,
         bytes=catalog.total_bytes,
         samples=catalog.samples,
         source={"url": catalog.store.url, "endpoint": endpoint_of(catalog.store), "index": source_index},
@@ -423,8 +432,8 @@ def deletable(destination: Destination, catalog: Catalog, *, max_delete: float) 
     ours: set[str] = set()
     theirs: set[str] = set()
     for receipt in retrying(lambda: receipts.read_all(store)):
-        table = proven(store, receipt)
-        ours.update(table["key"].to_pylist() if table is not None else ())
+        for batch in proven(store, receipt):
+            ours.update(batch["key"].to_pylist())
         theirs |= read_adopted(store, receipt)
     ours -= theirs
     ours &= {info.key for info in retrying(lambda: list(store.list()))}

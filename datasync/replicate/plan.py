@@ -1,7 +1,8 @@
 """What must be copied: the source's table of objects against what a destination is proven to have.
 
-Pure, and on whole columns: a million objects are compared without a Python object for each. Digests decide;
-size and time never make two objects equal.
+Pure, and on whole columns: a million objects are compared without a Python object for each. Both tables are
+walked side by side, a batch at a time, so memory does not grow with them, only with what must be copied.
+Digests decide; size and time never make two objects equal.
 
     source row                          at the destination (last manifest, journal)      plan
     sha256 known                        same key, bytes, sha256                          nothing
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from datasync.replicate.journal import Done
 
     Rows = npt.NDArray[Any]
+    Batches = Iterable[pa.RecordBatch]
 
 _BATCH = 4096
 _NONE: Mapping[str, str] = {}
@@ -58,16 +60,20 @@ class Plan:
     """What one destination needs.
 
     Args:
-        first (Rows): int64 rows to copy, in any order.
-        last (Rows): int64 rows to copy after those: they replace objects.
-        marks (Rows): int64 rows to copy at the end: by them others see that the rest is complete.
-        unproven (Rows): Rows among them, ascending, whose object may be in place without proof.
+        table (pa.Table): The objects to copy, columns of `schema`, sorted by key.
+        rows (Rows): int64; where each stands among the source's objects.
+        first (Rows): int64 places in `table` to copy first, in any order.
+        last (Rows): Places to copy after those: they replace objects.
+        marks (Rows): Places to copy at the end: by them others see that the rest is complete.
+        unproven (Rows): Places, ascending, whose object may be there without proof.
         have (int): Objects that are proven to be there.
         have_bytes (int): Their bytes.
         bytes (int): Bytes to copy.
         gone (Sequence[str]): Keys of the last manifest that the source no longer has.
     """
 
+    table: pa.Table
+    rows: Rows
     first: Rows
     last: Rows
     marks: Rows
@@ -102,69 +108,141 @@ def empty() -> pa.Table:
     return schema().empty_table()
 
 
-def compare(
-    source: pa.Table,
-    there: pa.Table | None,
-    done: Mapping[str, Done],
-    present: Iterable[tuple[str, int]] = (),
-) -> Plan:
-    """Plan one destination.
+def compare(source: Batches, there: Batches | None, done: Mapping[str, Done]) -> Plan:
+    """Plan one destination: a walk along two sorted tables, of which only what must be copied is kept.
 
     Args:
-        source (pa.Table): Columns of `schema`, unique by key.
-        there (pa.Table | None): The manifest that a receipt there proves; None without one.
+        source (Batches): Columns of `schema`, sorted and unique by key.
+        there (Batches | None): The manifest that a receipt there proves; None without one.
         done (Mapping[str, Done]): What the journal of an unfinished run proves.
     """
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    rows = source.num_rows
-    same = np.zeros(rows, bool)
-    known = np.zeros(rows, bool)  # the destination had this key, with content that we know
+    wanted: list[pa.RecordBatch] = []
+    rows, late, blind, fresh = [], [], [], []
     gone: list[str] = []
-    if there is not None and there.num_rows:
-        at = pc.index_in(source["key"], value_set=there["key"].combine_chunks())
-        known = pc.is_valid(at).to_numpy()
-        other = there.take(at)
-        same = _equal(source["sha256"], other["sha256"]) & _equal(source["bytes"], other["bytes"])
-        if int(known.sum()) < there.num_rows:
-            left = pc.is_in(there["key"], value_set=source["key"].combine_chunks())
-            gone = there["key"].filter(pc.invert(left)).to_pylist()
-    if done:
-        same, known = _with_journal(source, same, known, done)
-
-    todo = np.flatnonzero(~same)
-    keys = source["key"].take(pa.array(todo))
-    blind = pc.is_null(source["sha256"].take(pa.array(todo))).to_numpy()
-    marks = np.fromiter((is_marker(key) for key in _strings(keys)), bool, len(todo))
-    late = known[todo] & ~marks
-    sizes_all = source["bytes"].to_numpy()
+    offset = have = have_bytes = total = 0
+    for batch, other in beside(source, () if there is None else there):
+        same = np.zeros(batch.num_rows, bool)
+        known = np.zeros(batch.num_rows, bool)  # the destination had this key, with content that we know
+        if other.num_rows:
+            keys = other["key"].combine_chunks()
+            at = pc.index_in(batch["key"], value_set=keys)
+            known = pc.is_valid(at).to_numpy(zero_copy_only=False)
+            match = other.take(at)
+            same = _equal(batch["sha256"], match["sha256"]) & _equal(batch["bytes"], match["bytes"])
+            if int(known.sum()) < other.num_rows:
+                left = pc.is_in(keys, value_set=batch["key"])
+                gone += keys.filter(pc.invert(left)).to_pylist()
+        if done:
+            _with_journal(batch, same, known, done)
+        sizes = batch["bytes"].to_numpy()
+        todo = np.flatnonzero(~same)
+        have, have_bytes = have + int(same.sum()), have_bytes + int(sizes[same].sum())
+        if len(todo):
+            part = batch.take(pa.array(todo))
+            total += int(sizes[todo].sum())
+            wanted.append(part)
+            rows.append(offset + todo)
+            late.append(known[todo])
+            blind.append(pc.is_null(part["sha256"]).to_numpy(zero_copy_only=False))
+            fresh.append(np.fromiter((is_marker(key) for key in part["key"].to_pylist()), bool, len(todo)))
+        offset += batch.num_rows
+    if not wanted:
+        none = np.zeros(0, np.int64)
+        return Plan(
+            table=empty(), rows=none, first=none, last=none, marks=none, unproven=none,
+            have=have, have_bytes=have_bytes, bytes=0, gone=gone,
+        )  # fmt: skip
+    was_known, is_blind, is_mark = (np.concatenate(parts) for parts in (late, blind, fresh))
     return Plan(
-        first=todo[~late & ~marks],
-        last=todo[late],
-        marks=todo[marks],
-        unproven=todo[~known[todo] | blind],
-        have=int(same.sum()),
-        have_bytes=int(sizes_all[same].sum()),
-        bytes=int(sizes_all[~same].sum()),
+        table=pa.Table.from_batches(wanted),
+        rows=np.concatenate(rows),
+        first=np.flatnonzero(~was_known & ~is_mark),
+        last=np.flatnonzero(was_known & ~is_mark),
+        marks=np.flatnonzero(is_mark),
+        unproven=np.flatnonzero(~was_known | is_blind),
+        have=have,
+        have_bytes=have_bytes,
+        bytes=total,
         gone=gone,
     )
 
 
-def items(
-    source: pa.Table, rows: Rows, hashes: Mapping[str, Mapping[str, str]] | None = None
-) -> Iterator[Item]:
-    """The objects of these rows, made as they are asked for."""
+def beside(left: Batches, right: Batches) -> Iterator[tuple[pa.RecordBatch, pa.Table]]:
+    """Each batch of `left` with the rows of `right` up to its last key; at the end none with the rest.
+
+    Both are sorted by key; no more than a batch of each is held.
+    """
     import pyarrow as pa
 
-    for begin in range(0, len(rows), _BATCH):
-        chosen = rows[begin : begin + _BATCH]
-        part = source.take(pa.array(chosen))
+    feed = iter(right)
+    held = next(feed, None)
+    for batch in left:
+        if not batch.num_rows:
+            continue
+        last = batch["key"][-1].as_py().encode()
+        parts: list[pa.RecordBatch] = []
+        while held is not None:
+            upto = _after(held["key"], last)
+            parts.append(held.slice(0, upto))
+            if upto < held.num_rows:
+                held = held.slice(upto)
+                break
+            held = next(feed, None)
+        yield batch, pa.Table.from_batches(parts) if parts else empty()
+    while held is not None:
+        yield _nothing(), pa.Table.from_batches([held])
+        held = next(feed, None)
+
+
+def _after(keys: pa.Array, last: bytes) -> int:
+    """How many of sorted `keys` are not later than `last`."""
+    if not len(keys) or keys[-1].as_py().encode() <= last:
+        return len(keys)
+    low, high = 0, len(keys)
+    while low < high:
+        middle = (low + high) // 2
+        if keys[middle].as_py().encode() <= last:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _nothing() -> pa.RecordBatch:
+    import pyarrow as pa
+
+    return pa.RecordBatch.from_pylist([], schema=schema())
+
+
+def items(
+    table: pa.Table,
+    places: Rows,
+    hashes: Mapping[str, Mapping[str, str]] | None = None,
+    *,
+    rows: Rows | None = None,
+) -> Iterator[Item]:
+    """The objects at these places of a table, made as they are asked for.
+
+    Args:
+        table (pa.Table): Columns of `schema`.
+        places (Rows): int64.
+        hashes (Mapping | None): Key -> algorithm -> digest, where an index gives others than SHA-256.
+        rows (Rows | None): int64; where each of the table's rows stands in the source's. Default: there.
+    """
+    import pyarrow as pa
+
+    for begin in range(0, len(places), _BATCH):
+        chosen = places[begin : begin + _BATCH]
+        part = table.take(pa.array(chosen))
         columns: list[list[Any]] = [
             part[name].to_pylist() for name in ("key", "bytes", "sha256", "crc32c", "tag")
         ]
-        for row, key, size, sha, crc, tag in zip(chosen.tolist(), *columns, strict=True):
+        at = chosen if rows is None else rows[chosen]
+        for row, key, size, sha, crc, tag in zip(at.tolist(), *columns, strict=True):
             yield Item(
                 row=row,
                 key=key,
@@ -176,15 +254,15 @@ def items(
             )
 
 
-def in_place(source: pa.Table, rows: Rows, listing: Iterable[tuple[str, int]]) -> set[str]:
-    """Keys of `rows` (ascending) that a sorted listing of keys and sizes shows with the right size.
+def in_place(plan: Plan, listing: Iterable[tuple[str, int]]) -> set[str]:
+    """Keys that are unproven and that a sorted listing of keys and sizes shows with the right size.
 
     Both are walked side by side, so only what is found is held.
     """
     found: set[str] = set()
     listed = iter(listing)
     key, size = next(listed, (None, 0))
-    for item in items(source, rows):
+    for item in items(plan.table, plan.unproven):
         wanted = item.key.encode()
         while key is not None and key.encode("utf-8", "surrogateescape") < wanted:
             key, size = next(listed, (None, 0))
@@ -199,14 +277,27 @@ def conflicts(keys: Iterable[str], *, folds_case: bool) -> list[tuple[str, str]]
     """Pairs of keys that cannot both be files in one folder: ``a`` beside ``a/b``, or ``A`` beside ``a``.
 
     Args:
-        keys (Iterable[str]): Any order.
-        folds_case (bool): Whether the file system takes ``A`` and ``a`` for one name.
+        keys (Iterable[str]): Sorted as UTF-8 bytes.
+        folds_case (bool): Whether the file system takes ``A`` and ``a`` for one name; then all are held.
     """
+    if folds_case:
+        return _folded_conflicts(keys)
+    found: list[tuple[str, str]] = []
+    begun: list[str] = []  # keys with which the present one begins; they stand right before it
+    for key in keys:
+        while begun and not key.startswith(begun[-1]):
+            begun.pop()
+        found += [(name, key) for name in begun if key[len(name)] == "/"]
+        begun.append(key)
+    return found
+
+
+def _folded_conflicts(keys: Iterable[str]) -> list[tuple[str, str]]:
     seen: dict[str, str] = {}
     folders: dict[str, str] = {}
     found = []
     for key in keys:
-        name = key.casefold() if folds_case else key
+        name = key.casefold()
         if name in seen and seen[name] != key:
             found.append((seen[name], key))
         seen[name] = key
@@ -218,34 +309,24 @@ def conflicts(keys: Iterable[str], *, folds_case: bool) -> list[tuple[str, str]]
     return found
 
 
-def _equal(left: pa.ChunkedArray, right: pa.ChunkedArray) -> Rows:
+def _equal(left: pa.Array, right: pa.ChunkedArray) -> Rows:
     """Element by element; null equals nothing."""
     import pyarrow.compute as pc
 
     return pc.fill_null(pc.equal(left, right), False).to_numpy()  # type: ignore[no-any-return]
 
 
-def _with_journal(source: pa.Table, same: Rows, known: Rows, done: Mapping[str, Done]) -> tuple[Rows, Rows]:
-    """What the journal proves stands above the last manifest: it is newer."""
-    import numpy as np
+def _with_journal(batch: pa.RecordBatch, same: Rows, known: Rows, done: Mapping[str, Done]) -> None:
+    """What the journal proves stands above the last manifest: it is newer. Changes `same` and `known`."""
     import pyarrow as pa
-    import pyarrow.compute as pc
 
-    same, known = same.copy(), known.copy()
-    at = pc.index_in(source["key"], value_set=pa.array(list(done), pa.string()))
-    touched = np.flatnonzero(pc.is_valid(at).to_numpy())
-    part = source.take(pa.array(touched))
+    touched = [place for place, key in enumerate(batch["key"].to_pylist()) if key in done]
+    part = batch.take(pa.array(touched, pa.int64()))
     columns = [part[name].to_pylist() for name in ("key", "bytes", "sha256", "tag")]
-    for row, key, size, sha, tag in zip(touched.tolist(), *columns, strict=True):
+    for place, key, size, sha, tag in zip(touched, *columns, strict=True):
         record = done[key]
         if sha is None:
-            same[row] = tag is not None and (record.bytes, record.tag) == (size, tag)
+            same[place] = tag is not None and (record.bytes, record.tag) == (size, tag)
         else:
-            same[row] = (record.bytes, record.sha256) == (size, sha.hex())
-        known[row] = not same[row]
-    return same, known
-
-
-def _strings(column: pa.ChunkedArray) -> Iterator[str]:
-    for chunk in column.chunks:
-        yield from chunk.to_pylist()
+            same[place] = (record.bytes, record.sha256) == (size, sha.hex())
+        known[place] = not same[place]

@@ -25,17 +25,17 @@ from datasync.replicate import spread
 from datasync.replicate.catalog import TREE, Catalog, check_name, describe, learn, settle, tag_of
 from datasync.replicate.destination import (
     Destination,
+    compared,
     deletable,
     make_plan,
     open_destination,
-    proven,
     publish,
 )
 from datasync.replicate.lane import Lane, Tally
 from datasync.replicate.layout import INDEX
 from datasync.replicate.lease import TTL_SECONDS
 from datasync.replicate.limits import identity
-from datasync.replicate.plan import Item, compare, items
+from datasync.replicate.plan import Item, items
 from datasync.replicate.retry import RETRY_SECONDS, retrying
 from datasync.replicate.transfer import Mover
 from datasync.storage.base import Store
@@ -312,7 +312,7 @@ class _Run:
             try:
                 receipt = receipts.read(store)
                 learn(catalog, store, receipt)
-                plan = compare(catalog.table, proven(store, receipt), {})
+                plan = compared(catalog, store, receipt, {})
             except DatasyncError as error:
                 outcome.error = error
                 continue
@@ -326,7 +326,7 @@ class _Run:
         outcome = self.outcomes[place]
         outcome.kind, outcome.version = catalog.kind, catalog.version
         outcome.objects, outcome.bytes, outcome.samples = (
-            catalog.table.num_rows,
+            catalog.objects,
             catalog.total_bytes,
             catalog.samples,
         )
@@ -496,20 +496,22 @@ class _Run:
 
     def _move(self, group: list[Destination], phase: str, catalog: Catalog) -> None:
         wanted: dict[int, list[Lane]] = {}
-        if len(group) == 1:
-            rows = getattr(group[0].plan, phase)
-        else:
+        if len(group) > 1:
             for destination in group:
-                for row in getattr(destination.plan, phase).tolist():
+                assert destination.plan is not None
+                for row in destination.plan.rows[getattr(destination.plan, phase)].tolist():
                     wanted.setdefault(row, []).append(destination.lane)
-            import numpy as np
-
-            rows = np.array(sorted(wanted), np.int64)
         everyone = [destination.lane for destination in group]
 
         def work() -> Iterator[tuple[Item, list[Lane]]]:
-            for item in items(catalog.table, rows, catalog.hashes):
-                yield item, wanted.get(item.row, everyone)
+            for destination in group:
+                plan = destination.plan
+                assert plan is not None
+                for item in items(plan.table, getattr(plan, phase), catalog.hashes, rows=plan.rows):
+                    lanes = wanted.get(item.row, everyone)
+                    # What several want comes round with the first of them.
+                    if lanes[0] is destination.lane:
+                        yield item, lanes
 
         if self.options.engine == "ray":
             spread.spread(self.mover, work(), everyone, self.stop)
@@ -586,7 +588,7 @@ class _Run:
             else:
                 outcome.receipt = old
             outcome.state, outcome.version = ALREADY if same else PUBLISHED, final.version
-            outcome.objects, outcome.bytes = final.table.num_rows, final.total_bytes
+            outcome.objects, outcome.bytes = final.objects, final.total_bytes
             outcome.deleted = len(gone)
 
         self._guarded(destination, end)

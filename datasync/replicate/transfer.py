@@ -10,6 +10,7 @@ whatever the size and number of objects; nothing passes through the disk. Large 
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
 from collections.abc import Iterable, Sequence
@@ -150,9 +151,7 @@ class Mover:
         loan = self.buffers.take(item.bytes)
         try:
             crc = self.read(source, item, 0, loan.view)
-            digest = Digest({"sha256", *item.hashes})
-            digest.update(loan.view)
-            proof = self.proven(source, item, digest.hexdigests(), crc)
+            proof = self.proven(source, item, _digests(loan.view, item.hashes), crc)
             for lane in ready:
                 loan.share(1)
                 lane.submit(_Put(lane, item, loan, proof), item, item.bytes)
@@ -238,6 +237,8 @@ class Mover:
             )
         )
         log.info("%s at %s changed while it was read; it starts again", item.key, source.url)
+        if item.tag is None:
+            return item  # it is named by its content: whatever is there now must be that
         with self.turn:
             self.tags[item.row] = tag_of(source, info), info.bytes
         return replace(item, bytes=info.bytes, tag=tag_of(source, info), sha256=None, crc32c=None)
@@ -255,6 +256,16 @@ class Mover:
                 self.error = error
         for lane in lanes:
             lane.fail_object(item, error, at_source=True)
+
+
+def _digests(data: memoryview, others: Iterable[str]) -> dict[str, str]:
+    """SHA-256 and the others that are asked for, in hex."""
+    found = {"sha256": hashlib.sha256(data).hexdigest()}
+    if others:
+        digest = Digest(set(others) - {"sha256"})
+        digest.update(data)
+        found |= digest.hexdigests()
+    return found
 
 
 class _Put:

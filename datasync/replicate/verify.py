@@ -30,7 +30,7 @@ from datasync.replicate.lane import quarantine
 from datasync.replicate.layout import INDEX, SCRUB, damage_key, is_internal, manifest_key
 from datasync.replicate.lease import held
 from datasync.replicate.limits import concurrency_of
-from datasync.replicate.plan import Item, items
+from datasync.replicate.plan import Item, items, schema
 from datasync.replicate.retry import retrying
 from datasync.replicate.run import Stop
 from datasync.storage.base import Store
@@ -159,7 +159,10 @@ def expected(store: Store, name: str, receipt: Receipt | None) -> tuple[pa.Table
             f"{store.url} has neither an index nor a receipt: nothing says what should be there",
             mend="replicate it first; a receipt is what a copy is checked against",
         )
-    return catalog.table, catalog.version or _index_version(catalog)
+    import pyarrow as pa
+
+    table = pa.Table.from_batches(list(catalog.batches()), schema())
+    return table, catalog.version or _index_version(catalog)
 
 
 def _index_version(catalog: Catalog) -> str:

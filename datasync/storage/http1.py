@@ -401,7 +401,8 @@ def _talk(connection: _Connection, method: str, head: bytes, body: memoryview) -
 
 def _read_head(file: io.BufferedReader[Any] | io.RawIOBase) -> tuple[int, str, dict[str, str]]:
     """Status, reason and headers with names in lower case."""
-    first = _read_line(file)
+    lines = _lines_of_head(file)
+    first = next(lines)
     parts = first.split(b" ", 2)
     if len(parts) < 2 or not parts[0].startswith(b"HTTP/1.") or not parts[1].isdigit():
         if not first:
@@ -409,7 +410,7 @@ def _read_head(file: io.BufferedReader[Any] | io.RawIOBase) -> tuple[int, str, d
         raise BadResponse(f"this is not HTTP: {first[:60]!r}")
     headers: dict[str, str] = {}
     for _ in range(_MOST_HEADERS):
-        line = _read_line(file)
+        line = next(lines)
         if not line:
             return int(parts[1]), parts[2].decode("latin-1") if len(parts) > 2 else "", headers
         name, colon, value = line.decode("latin-1").partition(":")
@@ -417,6 +418,15 @@ def _read_head(file: io.BufferedReader[Any] | io.RawIOBase) -> tuple[int, str, d
             raise BadResponse(f"this is no header: {line[:60]!r}")
         headers[name.strip().lower()] = value.strip()
     raise BadResponse("too many headers")
+
+
+def _lines_of_head(file: io.BufferedReader[Any] | io.RawIOBase) -> Iterator[bytes]:
+    """Lines up to the empty one; cut at once where all of them have arrived, as nearly always."""
+    if isinstance(file, io.BufferedReader) and (end := file.peek().find(b"\r\n\r\n")) >= 0:
+        yield from file.read(end + 4)[:-2].split(b"\r\n")
+        return
+    while True:
+        yield _read_line(file)
 
 
 def _read_line(file: io.BufferedReader[Any] | io.RawIOBase) -> bytes:

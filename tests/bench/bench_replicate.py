@@ -1,37 +1,48 @@
 """Copying between clusters: this project beside rclone and s5cmd, on two SeaweedFS servers on loopback.
 
-    python tests/bench/bench_replicate.py [--mib 1024] [--small 20000] [--idle 20000] [--rounds 1] [--json]
+    python -m tests.bench.bench_replicate [--only PART] [--mib 1024] [--small 20000] [--idle 100000]
 
     shards     `--mib` MiB in 16 MiB shards, cluster to cluster
     small      `--small` objects of 16 KiB, cluster to cluster
-    idle       nothing to do, at a tenth of `--idle` objects and at all of them
-    changed    one more shard among `--idle`
+    idle       nothing to do at `--idle` objects, and at a hundredth of them
+    changed    one more shard of 16 MiB among `--idle` objects
     three      `--mib`/4 MiB to three destinations in one run, beside three runs; bytes read at the source
+    memory     peak of a plan at 10^5, 10^6 and 10^7 objects
 
-Every contender is the command that a person types, a process of its own, started from nothing. Ours
-verifies each object by SHA-256 before it is visible and has the destination check a CRC; `rclone+check` is
-rclone copy, then `rclone check --download`, which is how rclone compares content. s5cmd reaches one endpoint
-at a time, so it is measured where that is enough: `idle`, between two buckets of one server. CPU is the
-client's own seconds, all of its processes together. The servers share the machine, so on few cores wall times
-say as much about them.
+Every contender is the command that a person types, a process of its own, started from nothing; the rounds
+alternate and the median counts. Ours verifies each object by SHA-256 before it is visible and has the
+destination check a CRC; `rclone+check` is rclone copy, then `rclone check --download`, which is how rclone
+compares content. `bare` is the floor: the same GETs and PUTs by the leanest client, four at a time, into
+memory that is used again, nothing looked at. s5cmd reaches one endpoint at a time, so it is measured where
+that is enough: `idle`, between two buckets of one server. CPU is the client's own seconds, all of its
+processes together. The servers share the machine, so on few cores wall times say as much about them.
+
+All of it takes about half an hour on two cores, most of it for making 10^5 objects three times. With
+`--servers A B --state FILE` the servers are those that `python -m tests.servers` prints, and what was made
+there is kept in FILE, so that making and measuring can be two runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import random
 import resource
 import shutil
+import socket
+import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +53,6 @@ from datasync.storage.base import Store
 from shards.digests import crc32c
 from shards.index import FileInfo, Index, ShardInfo
 from shards.manifest import Manifest, ManifestEntry, manifest_key
-from tests.faults.proxy import FaultProxy
 from tests.servers import S3Server, find_program, running, seaweedfs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,10 +66,11 @@ class Bench:
     Args:
         a, b (S3Server): The clusters.
         work (Path): A folder of its own.
+        rounds (int): How often each contender runs.
     """
 
-    def __init__(self, a: S3Server, b: S3Server, work: Path) -> None:
-        self.a, self.b, self.work = a, b, work
+    def __init__(self, a: S3Server, b: S3Server, work: Path, rounds: int = 1) -> None:
+        self.a, self.b, self.work, self.rounds = a, b, work, rounds
         self.rows: list[dict[str, Any]] = []
         self.environment = os.environ | {"PYTHONPATH": str(ROOT), "KEY": a.access_key, "SECRET": a.secret_key}
         # An installed package is compiled; a checkout may be forbidden to keep what it compiles.
@@ -114,7 +125,7 @@ class Bench:
 
 def _line(row: dict[str, Any]) -> str:
     rate = f"  {row['mib_s']:7.1f} MiB/s  {row['cpu_gib']:6.2f} CPU s/GiB" if "mib_s" in row else ""
-    return f"{row['scenario']:14} {row['contender']:22} {row['wall']:8.2f} s  {row['cpu']:7.2f} CPU s{rate}"
+    return f"{row['scenario']:16} {row['contender']:22} {row['wall']:8.2f} s  {row['cpu']:7.2f} CPU s{rate}"
 
 
 def ours(*arguments: str) -> list[str]:
@@ -172,92 +183,211 @@ def make_dataset(store: Store, count: int, size: int, *, extra: int = 0, known: 
     return (count + extra) * size
 
 
-def copy(bench: Bench, scenario: str, count: int, size: int, rounds: int) -> None:
+def copy(bench: Bench, scenario: str, count: int, size: int) -> None:
     source = bench.place(bench.a)
     total = make_dataset(open_store(f"s3://{source}/data", **bench.a.options), count, size)
     # The server makes its volumes at its first writes: nobody shall pay for that.
     make_dataset(open_store(f"s3://{bench.place(bench.b)}/warm", **bench.b.options), 8, min(size, 1 << 20))
-    for _ in range(rounds):
-        to = bench.place(bench.b)
-        bench.configure({"a": (bench.a.endpoint, source), "b": (bench.b.endpoint, to)})
-        bench.time(scenario, "ours", ours("a:data", "--to", "b"), bytes=total)
-        for name in ("rclone", "rclone+check"):
+    for _ in range(bench.rounds):
+        for name in ("bare", "ours", "rclone", "rclone -16", "rclone+check"):
             to = bench.place(bench.b)
-            commands = [
-                rclone("copy", f"A:{source}/data", f"B:{to}/data", "--transfers", "16", "--checkers", "16")
-            ]
+            bench.configure({"a": (bench.a.endpoint, source), "b": (bench.b.endpoint, to)})
+            many = ["--transfers", "16", "--checkers", "16"] if name != "rclone" else []
+            commands = [rclone("copy", f"A:{source}/data", f"B:{to}/data", *many)]
             if name == "rclone+check":
-                commands.append(
-                    rclone("check", "--download", f"A:{source}/data", f"B:{to}/data", "--checkers", "16")
-                )
+                commands.append(rclone("check", "--download", f"A:{source}/data", f"B:{to}/data", *many))
+            if name == "ours":
+                commands = [ours("a:data", "--to", "b")]
+            if name == "bare":
+                commands = [bare("copy", bench.a.endpoint, f"{source}/data", bench.b.endpoint, f"{to}/data")]
+            os.sync()  # nobody pays for what the one before has left to the disk
             bench.time(scenario, name, *commands, bytes=total)
 
 
-def idle(bench: Bench, count: int) -> None:
-    source, there, local, two = (bench.place(s) for s in (bench.a, bench.b, bench.a, bench.a))
-    store = open_store(f"s3://{source}/data", **bench.a.options)
-    done = 0
-    for objects in (count // 10, count):
-        scenario = f"idle {objects:,}"
-        make_dataset(store, objects, 64, known=done)
-        done = objects
-        bench.configure(
-            {"a": (bench.a.endpoint, source), "b": (bench.b.endpoint, there), "c": (bench.a.endpoint, local)}
-        )
+def bare(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "tests.bench.bare_copy", *arguments]
+
+
+def prepare(bench: Bench, count: int, state: Path | None) -> dict[str, str]:
+    """The objects of `idle` and `changed`: at a, copied to b by us and inside a by s5cmd; their buckets."""
+    if state is not None and state.exists():
+        found: dict[str, str] = json.loads(state.read_text())
+        return found
+    found = {}
+    for objects in (count // 100, count):
+        places = {
+            name: bench.place(server) for name, server in zip("abc", (bench.a, bench.b, bench.a), strict=True)
+        }
+        store = open_store(f"s3://{places['a']}/data", **bench.a.options)
+        make_dataset(store, objects, 64)
+        bench.configure({"a": (bench.a.endpoint, places["a"]), "b": (bench.b.endpoint, places["b"])})
         bench.time("(first copy)", f"ours {objects:,}", ours("a:data", "--to", "b"))
-        bench.time(scenario, "ours", ours("a:data", "--to", "b"))
+        inside = (f"s3://{places['a']}/data/*", f"s3://{places['c']}/data/")
+        bench.time("(first copy)", f"s5cmd {objects:,}", s5cmd(bench.a.endpoint, "sync", *inside))
+        found |= {f"{name}{objects}": bucket for name, bucket in places.items()}
+    if state is not None:
+        state.write_text(json.dumps(found))
+    return found
+
+
+def idle(bench: Bench, count: int, buckets: dict[str, str]) -> None:
+    for objects in (count // 100, count):
+        scenario = f"idle {objects:,}"
+        a, b, c = (buckets[f"{name}{objects}"] for name in "abc")
+        bench.configure({"a": (bench.a.endpoint, a), "b": (bench.b.endpoint, b)})
+        sync = ("sync", f"A:{a}/data/shards", f"B:{b}/data/shards")
+        for _ in range(bench.rounds):
+            bench.time(scenario, "ours", ours("a:data", "--to", "b"))
+        bench.time(scenario, "rclone sync -c", rclone(*sync, "--checksum", "--fast-list", "--checkers", "16"))
         bench.time(
-            scenario, "rclone sync", rclone("sync", f"A:{source}/data/shards", f"B:{there}/data/shards")
+            scenario, "s5cmd sync", s5cmd(bench.a.endpoint, "sync", f"s3://{a}/data/*", f"s3://{c}/data/")
         )
-        bench.time(
-            "(first copy)",
-            "s5cmd",
-            s5cmd(bench.a.endpoint, "sync", f"s3://{source}/data/*", f"s3://{two}/data/"),
-        )
-        bench.time(
-            scenario,
-            "s5cmd sync",
-            s5cmd(bench.a.endpoint, "sync", f"s3://{source}/data/*", f"s3://{two}/data/"),
-        )
-    make_dataset(store, count, 64, known=count, extra=1)
-    bench.time(f"changed {count:,}", "ours", ours("a:data", "--to", "b"))
+        if objects < count:
+            bench.time(scenario, "rclone sync", rclone(*sync))
+
+
+def changed(bench: Bench, count: int, buckets: dict[str, str]) -> None:
+    a, b = (buckets[f"{name}{count}"] for name in "ab")
+    bench.configure({"a": (bench.a.endpoint, a), "b": (bench.b.endpoint, b)})
+    bench.time(f"changed {count:,}", "nothing to do", ours("a:data", "--to", "b"))
+    store = open_store(f"s3://{a}/data", **bench.a.options)
+    for round_ in range(bench.rounds):
+        add_shard(store, f"shards/9{time.time_ns()}-{round_}.mds")
+        row = bench.time(f"changed {count:,}", "one more shard", ours("a:data", "--to", "b"))
+        row["index_mib"] = store.stat("index.json").bytes / (1 << 20)
+        source, to = bench.place(bench.a), bench.place(bench.b)
+        make_dataset(open_store(f"s3://{source}/data", **bench.a.options), 1, SHARD_BYTES)
+        bench.configure({"a": (bench.a.endpoint, source), "b": (bench.b.endpoint, to)})
+        bench.time(f"changed {count:,}", "a dataset of one shard", ours("a:data", "--to", "b"))
+        bench.configure({"a": (bench.a.endpoint, a), "b": (bench.b.endpoint, b)})
+
+
+def add_shard(store: Store, name: str) -> None:
+    """One more shard of 16 MiB in a dataset: its manifest and its index are written anew."""
+    index = Index.parse(store.read("index.json"), where="index.json")
+    manifest = Manifest.from_parquet(store.read(str(index.extra["manifest"])))
+    data = random.Random(name).randbytes(SHARD_BYTES)
+    sha, crc = hashlib.sha256(data).hexdigest(), crc32c(data)
+    store.write(name, data, crc32c=crc)
+    entry = ManifestEntry(key=name, bytes=len(data), crc32c=crc, sha256=sha, samples=1)
+    fresh = Manifest.from_entries([*manifest.entries, entry])
+    info = replace(index.shards[0], raw=FileInfo(name, len(data), {"sha256": sha}))
+    store.write(manifest_key(fresh.version), fresh.to_parquet())
+    extra = {**index.extra, "version": fresh.version, "manifest": manifest_key(fresh.version)}
+    store.write("index.json", Index([*index.shards, info], extra).dumps())
 
 
 def three(bench: Bench, mib: int) -> None:
     source = bench.place(bench.a)
     total = make_dataset(open_store(f"s3://{source}/data", **bench.a.options), max(mib // 16, 1), SHARD_BYTES)
-    with FaultProxy(bench.a) as proxy:
-        for contender, groups in (("one run", ["b,c,d"]), ("three runs", ["b", "c", "d"])):
-            places = {name: (bench.b.endpoint, bench.place(bench.b)) for name in "bcd"}
-            bench.configure({"a": (proxy.endpoint, source), **places})
-            before = proxy.bytes_down
-            row = bench.time(
-                "three", contender, *(ours("a:data", "--to", group) for group in groups), bytes=3 * total
-            )
-            row["source_reads"] = (proxy.bytes_down - before) / total
-            print(f"{'':14} {'':22} the source was read {row['source_reads']:.2f} times")
+    for scenario, rate in (("three", None), ("three, 50 MiB/s", 50 << 20)):
+        with Counter(bench.a, rate) as link:
+            for contender, groups in (("one run", ["b,c,d"]), ("three runs", ["b", "c", "d"])):
+                places = {name: (bench.b.endpoint, bench.place(bench.b)) for name in "bcd"}
+                bench.configure({"a": (link.endpoint, source), **places})
+                before = link.bytes_down
+                os.sync()
+                commands = (ours("a:data", "--to", group) for group in groups)
+                row = bench.time(scenario, contender, *commands, bytes=3 * total)
+                row["source_reads"] = (link.bytes_down - before) / total
+                print(f"{'':16} {'':22} the source was read {row['source_reads']:.2f} times")
+    places = {name: bench.place(bench.b) for name in "bcd"}
+    to = [f"{bucket}/data" for bucket in places.values()]
+    bench.time("three", "bare", bare("fan", bench.a.endpoint, f"{source}/data", bench.b.endpoint, *to))
+
+
+class Counter:
+    """A way to a server that counts the bytes that come from it, perhaps at most `rate` bytes a second.
+
+    It passes bytes on inside the kernel, so that it costs next to nothing itself.
+    """
+
+    def __init__(self, server: S3Server, rate: int | None) -> None:
+        host, port = server.endpoint.removeprefix("http://").split(":")
+        self._there, self._rate = (host, int(port)), rate
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._lock = threading.Lock()
+        self._free_at = 0.0
+        self.bytes_down = 0
+        self.endpoint = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def __enter__(self) -> Counter:
+        threading.Thread(target=self._serve, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            server = socket.create_connection(self._there)
+            for sock in (client, server):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            threading.Thread(target=self._pass, args=(client, server, False), daemon=True).start()
+            threading.Thread(target=self._pass, args=(server, client, True), daemon=True).start()
+
+    def _pass(self, one: socket.socket, two: socket.socket, down: bool) -> None:
+        inlet, outlet = os.pipe()
+        fcntl.fcntl(inlet, fcntl.F_SETPIPE_SZ, 1 << 20)
+        try:
+            while count := os.splice(one.fileno(), outlet, 1 << 20):
+                if down:
+                    self._wait(count)
+                while count:
+                    count -= os.splice(inlet, two.fileno(), count)
+        except OSError:
+            pass
+        finally:
+            os.close(inlet)
+            os.close(outlet)
+            for sock in (one, two):
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+
+    def _wait(self, count: int) -> None:
+        with self._lock:
+            self.bytes_down += count
+            if self._rate is None:
+                return
+            self._free_at = max(self._free_at, time.monotonic()) + count / self._rate
+            pause = self._free_at - time.monotonic()
+        time.sleep(max(pause, 0))
+
+
+def memory() -> None:
+    from tests.replicate.test_scale import measure
+
+    for count in (100_000, 1_000_000, 10_000_000):
+        with _folder() as folder:
+            began = time.monotonic()
+            found = measure(folder, count)
+            print(f"plan of {count:>10,} objects: peak {found['peak_mib']:4.0f} MiB", end="")
+            print(f", {found['seconds']:.1f} s ({time.monotonic() - began:.0f} s with making the manifests)")
 
 
 def ratios(rows: list[dict[str, Any]]) -> list[str]:
-    """What the targets are about."""
-    found = {(row["scenario"], row["contender"]): row for row in rows}
+    """What the targets are about, of medians."""
+    walls: dict[tuple[str, str], float] = {}
+    cpus: dict[tuple[str, str], float] = {}
+    for key in dict.fromkeys((row["scenario"], row["contender"]) for row in rows):
+        same = [row for row in rows if (row["scenario"], row["contender"]) == key]
+        walls[key] = statistics.median(row["wall"] for row in same)
+        cpus[key] = statistics.median(row["cpu"] for row in same)
     lines = []
-    for scenario in ("shards", "small"):
-        mine = found.get((scenario, "ours"))
-        for peer in ("rclone", "rclone+check"):
-            if mine and (scenario, peer) in found:
-                other = found[scenario, peer]
-                wall, cpu = mine["wall"] / other["wall"], mine["cpu"] / other["cpu"]
-                lines.append(f"{scenario}: wall {wall:.2f}x, CPU {cpu:.2f}x {peer}")
-    for scenario in sorted({s for s, _ in found if s.startswith("idle")}):
-        mine = found[scenario, "ours"]
-        for peer in ("rclone sync", "s5cmd sync"):
-            lines.append(
-                f"{scenario}: {found[scenario, peer]['wall'] / mine['wall']:.1f}x faster than {peer}"
-            )
-    if ("three", "one run") in found:
-        share = found["three", "one run"]["wall"] / found["three", "three runs"]["wall"]
-        lines.append(f"three: wall {share:.2f}x three runs")
+    for (scenario, contender), wall in walls.items():
+        mine = (scenario, "one run" if scenario.startswith("three") else "ours")
+        if contender == mine[1] or mine not in walls:
+            continue
+        times, cpu = walls[mine] / wall, cpus[mine] / cpus[scenario, contender]
+        lines.append(f"{scenario}: wall {times:.2f}x, CPU {cpu:.2f}x {contender} ({1 / times:.1f}x as fast)")
+    for scenario in {row["scenario"] for row in rows if row["scenario"].startswith("changed")}:
+        parts = [walls[scenario, name] for name in ("nothing to do", "a dataset of one shard")]
+        share = walls[scenario, "one more shard"] / sum(parts)
+        lines.append(f"{scenario}: {share:.2f}x the no-op and the copy of that shard")
     return lines
 
 
@@ -270,28 +400,48 @@ def _folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def _at(endpoint: str) -> S3Server:
+    """A server that runs already."""
+    return S3Server(endpoint=endpoint, folder=Path(), command=[])
+
+
+PARTS = ("shards", "small", "prepare", "idle", "changed", "three", "memory")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--mib", type=int, default=1024)
     parser.add_argument("--small", type=int, default=20_000)
-    parser.add_argument("--idle", type=int, default=20_000)
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--only", choices=["shards", "small", "idle", "three"])
+    parser.add_argument("--idle", type=int, default=100_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", choices=PARTS, action="append")
+    parser.add_argument("--servers", nargs=2, metavar=("A", "B"))
+    parser.add_argument("--state", type=Path)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    parts: dict[str, Callable[[Bench], None]] = {
-        "shards": lambda bench: copy(bench, "shards", max(options.mib // 16, 1), SHARD_BYTES, options.rounds),
-        "small": lambda bench: copy(bench, "small", options.small, SMALL_BYTES, options.rounds),
-        "idle": lambda bench: idle(bench, options.idle),
-        "three": lambda bench: three(bench, options.mib // 4),
-    }
-    with running(seaweedfs, 2) as (a, b), _folder() as work:
-        bench = Bench(a, b, work)
-        for name, part in parts.items():
-            if options.only in (None, name):
-                part(bench)
+    parts = options.only or PARTS
+    if "memory" in parts:
+        memory()
+    if parts == ["memory"]:
+        return
+    with contextlib.ExitStack() as stack:
+        given = options.servers
+        a, b = map(_at, given) if given else stack.enter_context(running(seaweedfs, 2))
+        bench = Bench(a, b, stack.enter_context(_folder()), options.rounds)
+        if "shards" in parts:
+            copy(bench, "shards", max(options.mib // 16, 1), SHARD_BYTES)
+        if "small" in parts:
+            copy(bench, "small", options.small, SMALL_BYTES)
+        if "three" in parts:
+            three(bench, options.mib // 4)
+        if not {"prepare", "idle", "changed"}.isdisjoint(parts):
+            buckets = prepare(bench, options.idle, options.state)
+            if "idle" in parts:
+                idle(bench, options.idle, buckets)
+            if "changed" in parts:
+                changed(bench, options.idle, buckets)
     print()
     print("\n".join(ratios(bench.rows)))
     if options.json:
