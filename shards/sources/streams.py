@@ -160,7 +160,7 @@ def _decompressed(raw: BinaryIO, kind: str) -> BinaryIO:
 
 
 class _XzStream(io.RawIOBase):
-    """The streams of an xz file one after the other; `lzma.LZMAFile` would give them all the memory they want."""
+    """The streams of an xz file; `lzma.LZMAFile` would give them all the memory that they ask for."""
 
     def __init__(self, raw: BinaryIO) -> None:
         self._raw = raw
