@@ -256,7 +256,10 @@ def _opened(file: FileList, *, mapped: bool = False) -> Iterator[Any]:
     local = pa.memory_map if mapped else pa.OSFile
     source = file.open(0) if file.remote else local(file.path(0))
     with source:
-        is_file = bytes(source.read(len(_MAGIC))) == _MAGIC
+        magic = bytes(source.read(len(_MAGIC)))
+        if magic.startswith(b"FEA1"):
+            raise ValueError("Feather of version 1, which Arrow gives up: write it again as version 2")
+        is_file = magic == _MAGIC
         source.seek(0)
         with pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source) as reader:
             yield reader

@@ -266,11 +266,12 @@ CASES: dict[str, tuple[bytes | Callable[[], bytes], int, str]] = {
     "head_alone.parquet": (PARQUET[:8], 0, "magic bytes"),
     "footer_lost.parquet": (PARQUET[:-60] + bytes(52) + PARQUET[-8:], 0, ""),
     "pages_lost.parquet": (PARQUET[:4] + b"\xff" * 60 + PARQUET[64:], 0, ""),
+    "old.feather": (b"FEA1" + bytes(200) + b"FEA1", 0, "Feather of version 1"),
     "column_without_name.parquet": (table(**{"": [1]}), 1, ""),
 }
 KINDS = {
     "jsonl": "jsonl", "json": "jsonl", "csv": "csv", "tar": "webdataset", "warc": "warc",
-    "parquet": "parquet", "wav": "audio", "arrow": "arrow",
+    "parquet": "parquet", "wav": "audio", "arrow": "arrow", "feather": "arrow",
 }  # fmt: skip
 
 
