@@ -179,7 +179,7 @@ class Store(Protocol):
         """Begin a multipart upload for an object of this size."""
 
     def resume(self, key: str, upload_id: str, *, bytes: int) -> Upload:
-        """Go on with an upload that an earlier process began."""
+        """Go on with an upload that an earlier process began; 0 bytes are unknown ones, to abort it."""
 
     def uploads(self, prefix: str = "") -> Iterator[UploadInfo]:
         """Uploads begun and not completed."""

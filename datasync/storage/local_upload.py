@@ -61,7 +61,7 @@ class LocalUpload:
         found = _meta(upload._folder) if os.path.basename(upload_id) == upload_id else None
         if found is None or found["key"] != key:
             raise NotFoundError(f"no upload {upload_id} of {key} at {store.url}", mend="begin it again")
-        if found["bytes"] != size:
+        if size and found["bytes"] != size:
             raise StoreError(
                 f"upload {upload_id} of {key} at {store.url} is for {found['bytes']} bytes, not {size}",
                 mend="abort it and begin again",

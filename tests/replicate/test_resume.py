@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from datasync.ops import receipts
-from datasync.replicate import Stop, replicate, transfer
+from datasync.replicate import Stop, destination, replicate, transfer
 from datasync.replicate.journal import Begun, Done, Journal, load
 from datasync.storage.local import LocalStore
 from tests.replicate.kit import QUICK, Spy, data_of, datasync, make_dataset, start, write_tree
@@ -67,20 +68,23 @@ def test_sigkill_at_a_random_instant_and_again(tmp_path, seed):
     assert "nothing to copy" in datasync("replicate", "a:emoji", "--to", "b", cwd=tmp_path).stdout
 
 
-def test_sigterm_stops_cleanly_and_says_how_to_go_on(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_cleanly_and_says_how_to_go_on(tmp_path, number):
     config(tmp_path, rate=4)
     source, b = LocalStore(tmp_path / "a" / "emoji"), LocalStore(tmp_path / "b" / "emoji")
     make_dataset(source, count=100, size=200_000)
     process = start("replicate", "a:emoji", "--to", "b", "-q", cwd=tmp_path)
     while process.poll() is None and len(inodes(tmp_path / "b")) < 3:
         time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     out, err = process.communicate(timeout=30)
-    assert process.returncode == 143, err
+    assert process.returncode == 128 + number, err
     assert "stopped with" in out
     assert "run the same command again" in err
     journalled = load(b).done
     assert set(journalled) == set(data_of(b))
+    lease = json.loads(b.read("_datasync/lease.json"))
+    assert lease["holder"] is None, "the next run need not wait for the lease to run out"
     os.remove(tmp_path / "datasync.toml")
     (tmp_path / "datasync.toml").write_text(SLOW.format(rate=1000))
     before = inodes(tmp_path / "b" / "emoji")
@@ -163,6 +167,30 @@ def test_an_upload_that_is_no_longer_wanted_is_aborted_and_a_strangers_is_left(p
     assert outcome.state == "published"
     assert [upload.upload_id for upload in b.inner.uploads()] == [stranger.upload_id]
     stranger.abort()
+
+
+def test_an_upload_that_nobody_recorded_and_nobody_needs_is_aborted(places, monkeypatch):
+    """Killed between the beginning of an upload and its record; meanwhile the object came whole."""
+    source, b = places
+    shards = make_dataset(source, count=2)
+    replicate(source, {"b": b}, name="big", options=QUICK)
+    b.inner.begin(next(iter(shards)), bytes=32 << 20)
+    make_dataset(source, count=3)
+    (outcome,) = replicate(source, {"b": b}, name="big", options=QUICK)
+    assert outcome.state == "published"
+    assert list(b.inner.uploads()) == []
+
+
+def test_what_a_killed_probe_left_is_swept_when_it_is_old(s3_a, s3_b, monkeypatch):
+    source, b = s3_a.store("emoji"), s3_b.store("emoji")
+    make_dataset(source, count=1)
+    left = b.begin("_datasync/probe-0123/multipart", bytes=4)
+    replicate(source, {"b": b}, name="emoji", options=QUICK)
+    assert [upload.upload_id for upload in b.uploads()] == [left.upload_id], "it may be at work"
+    monkeypatch.setattr(destination, "_PROBE_SECONDS", -60.0)
+    make_dataset(source, count=2)
+    replicate(source, {"b": b}, name="emoji", options=QUICK)
+    assert list(b.uploads()) == []
 
 
 def test_a_trees_digests_survive_a_kill_in_the_journal(tmp_path):
