@@ -428,6 +428,16 @@ def test_a_tar_is_known_by_any_of_its_names(tmp_path: Path, name: str) -> None:
     assert detect(list_files(str(tmp_path / name))).name == "webdataset"
 
 
+@pytest.mark.parametrize(
+    "name", ["foreign/tfrecord", "foreign/litdata/emoji", "foreign/tokens", "tabular/pyarrow_tests/orc"]
+)
+def test_what_is_not_read_is_refused_by_name(corpora: Path, tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="no kind of corpus is known") as caught:
+        convert(corpora / name, tmp_path / "out")
+    assert "it holds" in caught.value.message
+    assert not (tmp_path / "out").exists()
+
+
 def test_files_of_other_kinds_are_counted(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     for name in ("a.jsonl", "b.bin", "c.pdf", "README.md"):
