@@ -21,6 +21,13 @@ def collate_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
     return {name: collate_values(values) for name, values in columns.items()}
 
 
+def collate_samples(samples: Sequence[Any]) -> Any:
+    """Samples as `default_collate` would make a batch of them, and columns it has no way to stay a list."""
+    if not isinstance(samples[0], Mapping):
+        return default_collate(list(samples))
+    return {name: collate_values([sample[name] for sample in samples]) for name in samples[0]}
+
+
 def collate_values(values: Any) -> Any:
     """The values of one column, an array or a list, as a batch has them."""
     if isinstance(values, np.ndarray) and values.dtype.kind in "biufc":

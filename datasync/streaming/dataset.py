@@ -13,7 +13,6 @@ agree on is in `Position`.
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Collection, Iterator, Sequence
 from math import ceil
 from typing import Any
@@ -214,7 +213,7 @@ class StreamingDataset(Resumable, Array, IterableDataset[dict[str, Any]]):
         self.length = self._length()
         self._position = Position()
         self._orders: dict[int, EpochOrder] = {}
-        self._pass: weakref.ref[Samples] | None = None
+        self._read = [0]  # samples of this process's last pass
         self._passes = 0  # of this process as a DataLoader worker
         if self.global_batch is not None and self.shuffle_algo == arguments.OUR_ALGORITHM:
             self.epoch_order(0)  # what cannot be batched is refused here, not in a worker
@@ -373,15 +372,13 @@ class StreamingDataset(Resumable, Array, IterableDataset[dict[str, Any]]):
         if generation is None and not self._agreed:
             self._agreed = self._agree()
         epoch, offset = self._position.begin(generation)
-        made = Samples(self, epoch, offset, batches=batches, packs=packs, files=files)
-        self._pass = weakref.ref(made)
-        return made
+        self._read = [0]
+        return Samples(self, epoch, offset, batches=batches, packs=packs, files=files, read=self._read)
 
     @property
     def samples_read(self) -> int:
         """Samples that this process has read in the pass in progress, whatever became of them."""
-        made = None if self._pass is None else self._pass()
-        return 0 if made is None else made.given
+        return self._read[0]
 
     def plan(self, epoch: int, offset: int) -> Plan:
         """The batches of this worker in an epoch that is entered at sample `offset`."""
@@ -406,7 +403,7 @@ class StreamingDataset(Resumable, Array, IterableDataset[dict[str, Any]]):
 
     def __getstate__(self) -> dict[str, Any]:
         self.meet_world()  # a spawned worker has no way to find out
-        return {**self.__dict__, "_pass": None}
+        return dict(self.__dict__)
 
     def _detected_world(self) -> World:
         world = World.detect()

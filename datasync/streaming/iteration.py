@@ -36,6 +36,7 @@ class Samples:
         files (Collection[str]): Columns of media files that batches hold undecoded (`Shard.batch`). Default:
             none.
         skip (int): Samples (or batches) of this worker to leave out at the beginning. Default: ``0``.
+        read (list[int] | None): Where to count what was given, one number. Default: nowhere.
     """
 
     def __init__(
@@ -48,10 +49,12 @@ class Samples:
         packs: bool = False,
         files: Collection[str] = (),
         skip: int = 0,
+        read: list[int] | None = None,
     ) -> None:
         self.epoch = epoch
         self.offset = offset
         self.given = skip
+        self._read = read if read is not None else [0]
         self._dataset = dataset
         self._whole = batches
         self._files = files
@@ -65,6 +68,7 @@ class Samples:
     def __next__(self) -> Any:
         item = next(self._items)
         self.given += 1
+        self._read[0] = self.given
         return item
 
     def state_dict(self) -> dict[str, Any]:
@@ -85,7 +89,12 @@ class Samples:
         """
         self._dataset.enter(state["dataset"], epoch=state["epoch"], offset=state["offset"])
         self.__init__(  # type: ignore[misc]  # the same iterator, at another place
-            self._dataset, state["epoch"], state["offset"], batches=self._whole, skip=state["given"]
+            self._dataset,
+            state["epoch"],
+            state["offset"],
+            batches=self._whole,
+            skip=state["given"],
+            read=self._read,
         )
 
     def _samples(self, skip: int) -> Iterator[Any]:

@@ -23,7 +23,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from datasync.errors import UsageError
-from datasync.streaming.collate import batch_length, collate_columns
+from datasync.streaming.collate import batch_length, collate_columns, collate_samples
 from datasync.streaming.dataset import StreamingDataset
 from datasync.streaming.decode import Decoder, pin
 from datasync.streaming.iteration import iterates_itself, reads_plainly
@@ -60,6 +60,9 @@ class StreamingDataLoader(DataLoader[Any]):
             args, kwargs = _with_batch_size(dataset, args, kwargs)
         self._inner: DataLoader[Any] | None = None
         super().__init__(dataset, *args, **kwargs)
+        own = isinstance(dataset, StreamingDataset) and not reads_plainly(dataset)
+        if own and self.collate_fn is default_collate:
+            self.collate_fn = collate_samples
         self.num_samples_yielded = 0
         self.num_batches_yielded = 0
         self._serial = -1

@@ -539,3 +539,21 @@ def test_reading_leaves_nothing_in_shared_memory(remote, local):
     del loader
     left = {name for name in set(os.listdir("/dev/shm")) - before if "datasync" in name}
     assert not left
+
+
+def test_a_subclass_gets_the_batches_that_the_dataset_gives(tmp_path):
+    """Also with values that PyTorch does not collate; only that samples are taken one by one."""
+
+    class Own(StreamingDataset):
+        def __getitem__(self, at):
+            return super().__getitem__(at)
+
+    image = PIL.Image.new("RGB", (4, 4), "red")
+    with ShardWriter(out=tmp_path / "remote", columns={"image": "png", "id": "int"}) as writer:
+        for i in range(8):
+            writer.write({"image": image, "id": i})
+    options = {"remote": str(tmp_path / "remote"), "local": str(tmp_path / "cache"), "batch_size": 4}
+    plain, own = (list(StreamingDataLoader(kind(**options))) for kind in (StreamingDataset, Own))
+    for ours, theirs in zip(plain, own, strict=True):
+        assert ours["id"].tolist() == theirs["id"].tolist()
+        assert [a.tobytes() for a in ours["image"]] == [b.tobytes() for b in theirs["image"]]

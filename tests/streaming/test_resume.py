@@ -329,3 +329,14 @@ def test_an_iterator_that_was_left_for_another_one_counts_no_more(build):
     next(left)
     state = loader.state_dict()
     assert (state["epoch"], state["sample_in_epoch"]) == (1, 2 * 24)
+
+
+def test_a_filter_that_lets_little_through_ends_its_epoch_with_its_last_batch(remotes, tmp_path):
+    class Two(StreamingDataset):
+        def __iter__(self):
+            return (sample for sample in super().__iter__() if sample["id"] in (3, 400))
+
+    dataset = Two(remote=remotes[0], local=str(tmp_path / "cache"), batch_size=8, shuffle=True)
+    loader = StreamingDataLoader(dataset)
+    assert sorted(ids(next(iter(loader)))) == [3, 400]
+    assert loader.state_dict()["sample_in_epoch"] == 496  # of 500; the loader has not been asked for more
