@@ -259,6 +259,22 @@ def _check_names(store: Store, catalog: Catalog) -> None:
         )
 
 
+def _check_odd_names(store: Store, catalog: Catalog) -> None:
+    """A store that takes a key and keeps it under another name is found out before anything is published."""
+    import pyarrow.compute as pc
+
+    if catalog.kind != TREE:
+        return  # the names of shards are ours
+    odd = pc.match_substring_regex(catalog.table["key"], r"\\|//|[\x01-\x1f\x7f]")
+    for key in catalog.table["key"].filter(odd).to_pylist():
+        listed = retrying(lambda key=key: [info.key for info in store.list(key)])  # type: ignore[misc]  # bound now
+        if key not in listed:
+            raise StoreError(
+                f"{store.url} has taken {key!r} and keeps it under another name; nothing was published",
+                mend="rename it at the source, or copy this tree to another kind of store",
+            )
+
+
 def folds_case(folder: Path) -> bool:
     """Whether the file system takes names that differ in case for one."""
     while not folder.is_dir():
@@ -420,28 +436,36 @@ def _receipt(
     )
 
 
-def deletable(destination: Destination, catalog: Catalog, *, max_delete: float) -> list[str]:
+def deletable(
+    place: str, store: Store, receipt: Receipt | None, catalog: Catalog, *, max_delete: float
+) -> list[str]:
     """What `--delete` removes: what an earlier receipt proves that we wrote and the source no longer has.
+
+    Args:
+        place (str): The destination, for people.
+        store (Store): The copy.
+        receipt (Receipt | None): Its newest receipt; without one nothing there is known to be ours.
+        catalog (Catalog): What the source has.
+        max_delete (float): The largest share of our objects that may go.
 
     Raises:
         StoreError: That would be a larger share than `max_delete`; nothing is removed.
     """
-    if catalog.kind != TREE or destination.receipt is None:
+    if catalog.kind != TREE or receipt is None:
         return []
-    store = destination.store
     ours: set[str] = set()
     theirs: set[str] = set()
-    for receipt in retrying(lambda: receipts.read_all(store)):
-        for batch in proven(store, receipt):
+    for earlier in retrying(lambda: receipts.read_all(store)):
+        for batch in proven(store, earlier):
             ours.update(batch["key"].to_pylist())
-        theirs |= read_adopted(store, receipt)
+        theirs |= read_adopted(store, earlier)
     ours -= theirs
     ours &= {info.key for info in retrying(lambda: list(store.list()))}
     gone = ours.difference(catalog.table["key"].to_pylist())
     if len(gone) > max_delete * len(ours):
         raise StoreError(
             f"{catalog.name}: the source no longer has {len(gone):,} of {len(ours):,} objects on"
-            f" {destination.name}; a run may remove {max_delete:.0%}; nothing was removed or published",
+            f" {place}; a run may remove {max_delete:.0%}; nothing was removed or published",
             mend="check the source; if it is right, give a larger --max-delete",
         )
     return sorted(gone)

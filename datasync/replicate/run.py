@@ -313,12 +313,14 @@ class _Run:
                 receipt = receipts.read(store)
                 learn(catalog, store, receipt)
                 plan = compared(catalog, store, receipt, {})
+                if self.options.delete:
+                    gone = deletable(place, store, receipt, catalog, max_delete=self.options.max_delete)
+                    outcome.to_delete = len(gone)
             except DatasyncError as error:
                 outcome.error = error
                 continue
             outcome.state, outcome.version = PLANNED, catalog.version
             outcome.to_copy, outcome.to_copy_bytes = plan.objects, plan.bytes
-            outcome.to_delete = len(plan.gone) if self.options.delete else 0
             rate = receipts.rate(receipt)
             outcome.estimate_seconds = plan.bytes / rate if rate else None
 
@@ -455,7 +457,11 @@ class _Run:
             destination.lane.tally,
         )
         if self.options.delete:
-            outcome.to_delete = len(deletable(destination, catalog, max_delete=self.options.max_delete))
+            outcome.to_delete = len(self._deletable(destination, catalog))
+
+    def _deletable(self, destination: Destination, catalog: Catalog) -> list[str]:
+        place, store, receipt = destination.name, destination.store, destination.receipt
+        return deletable(place, store, receipt, catalog, max_delete=self.options.max_delete)
 
     def _guarded(self, destination: Destination, step: Callable[[], None]) -> bool:
         """Run one step of one destination; its failure, of whatever kind, is that destination's alone."""
@@ -574,11 +580,7 @@ class _Run:
 
         def end() -> None:
             final = self._complete(catalog, destination)
-            gone = (
-                deletable(destination, final, max_delete=self.options.max_delete)
-                if self.options.delete
-                else []
-            )
+            gone = self._deletable(destination, final) if self.options.delete else []
             old = destination.receipt
             same = (
                 old is not None and old.whole and old.version == final.version and not (tally.copied or gone)

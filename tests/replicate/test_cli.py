@@ -174,6 +174,43 @@ def test_verify_repair_status_and_wait_tell_one_story(work):
     assert places[0]["missing_bytes"] == 20_006
 
 
+def test_deleting_from_the_command_line_has_its_guards(work):
+    tree = work / "tree"
+    write_tree(tree, {f"f{n:02d}": bytes([n]) * 100 for n in range(20)})
+    copy = work / "b" / "tree"
+    copy.mkdir(parents=True)
+    (copy / "by-hand").write_bytes(b"not ours")
+
+    def run(*options, code=0):
+        return datasync("replicate", "./tree", "--to", "cluster-b", *options, cwd=work, check=code)
+
+    run()
+    (tree / "f00").unlink()
+    assert "removed" not in run().stdout  # not asked to
+    assert (copy / "f00").exists()
+    shown = run("--delete", "--dry-run").stdout
+    assert "1 to remove" in shown
+    assert (copy / "f00").exists()
+    assert "1 removed" in run("--delete").stdout
+    assert not (copy / "f00").exists()
+    for n in range(1, 11):
+        (tree / f"f{n:02d}").unlink()
+    refused = run("--delete", code=1)
+    assert "may remove 10%; nothing was removed" in refused.stderr
+    assert "--max-delete" in refused.stderr
+    assert len(list(copy.glob("f*"))) == 19
+    for path in tree.iterdir():
+        path.unlink()
+    assert "an empty source is never copied" in run("--delete", "--max-delete", "100%", code=1).stderr
+    tree.rmdir()
+    run("--delete", "--max-delete", "100%", code=1)
+    assert len(list(copy.glob("f*"))) == 19
+    assert (copy / "by-hand").exists()
+    write_tree(tree, {"f19": b"19"})
+    assert "18 removed" in run("--delete", "--max-delete", "100%").stdout
+    assert {path.name for path in copy.iterdir()} == {"f19", "by-hand", "_datasync"}
+
+
 def test_status_names_a_cluster_that_is_silent_once_and_does_not_call_that_success(work):
     for name in ("flags", "maps"):
         make_dataset(LocalStore(work / "a" / name), count=1)

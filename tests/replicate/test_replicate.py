@@ -541,6 +541,39 @@ def test_odd_keys_are_copied_or_named_never_skipped(request, tmp_path):
         assert data_of(place) == {key: key.encode() for key in keys}
 
 
+def test_a_key_that_a_store_keeps_under_another_name_is_never_published(s3_a, tmp_path):
+    """SeaweedFS takes a backslash for a slash."""
+    write_tree(tmp_path / "a", {"back\\slash": b"1", "fine": b"2"})
+    there = s3_a.store("odd")
+    outcome = one(LocalStore(tmp_path / "a"), there, name="odd")
+    if outcome.error is None:  # a version that keeps it as it is
+        assert data_of(there) == {"back\\slash": b"1", "fine": b"2"}
+        return
+    assert "'back\\\\slash'" in str(outcome.error)
+    assert receipts.read(there) is None
+
+
+def test_a_source_that_is_published_anew_in_mid_run_gives_one_version_whole(places):
+    source, make = places
+    old = make_dataset(source, count=12)
+    b = make("b")
+    changed: list[str] = []
+
+    def publish_anew(operation: str, key: str) -> None:
+        if operation == "read" and key.startswith("shards/") and not changed:
+            changed.append(key)
+            make_dataset(source.inner, count=12, seed="new")
+
+    source.before = publish_anew
+    outcome = one(source, b)
+    assert changed
+    assert (outcome.state, data_of(b).keys() - {"index.json"}) == ("published", old.keys())
+    assert receipts.read(b).whole
+    again = one(source, b)
+    assert (again.state, again.tally.copied) == ("published", 12)
+    assert data_of(b) == data_of(source)
+
+
 def test_a_dry_run_writes_nothing_anywhere(places):
     source, make = places
     shards = make_dataset(source)
