@@ -6,6 +6,7 @@
 
 What is still being made is none of them: a dataset that is sharded for the first time, and a tree to which a
 replication is under way or was stopped, are refused. Their files look like a tree, and are not what will be.
+So is a dataset that has lost its index.
 
 The result is one table of objects (`plan.schema`). For objects whose SHA-256 is not known beforehand, the
 source's own tag is kept: where an earlier receipt recorded the same tag, the digest is known again without
@@ -26,6 +27,7 @@ from datasync.replicate.layout import (
     INDEX,
     JOURNAL,
     LEASE,
+    MANIFESTS,
     RECEIPT,
     check_data_key,
     is_internal,
@@ -331,14 +333,14 @@ def _listed(store: Store) -> tuple[pa.Table, set[str], bool]:
 
 
 def _check_finished(store: Store, name: str, own: set[str], indexed: bool) -> None:
-    """A place where a run of this tool has begun and not ended holds no tree.
+    """A place where a run of this tool has begun and not ended, or whose index is gone, holds no tree.
 
     Args:
         own (set[str]): The keys of this tool's own files.
         indexed (bool): Whether there is an index, of it or of a part of it.
 
     Raises:
-        StoreError: It is being sharded, or it is a copy that is not whole.
+        StoreError: It is being sharded, or a copy that is not whole, or a dataset without its index.
     """
     begun = {key.split("/")[2] for key in own if key.startswith(JOBS)}
     if not indexed and any(f"{JOBS}{job}/done.json" not in own for job in begun):
@@ -353,6 +355,19 @@ def _check_finished(store: Store, name: str, own: set[str], indexed: bool) -> No
             mend="run that replication again until it ends, or copy from another place (--from); if it was"
             " given up and these files are right, remove _datasync/ there",
         )
+    if not indexed and any(key.startswith(MANIFESTS) for key in own) and not _is_copied_tree(store, copied):
+        raise StoreError(
+            f"{name} at {store.url} is a dataset whose {INDEX} is gone",
+            mend="shard it again, or replicate it to here from another place, or repair it (datasync repair)",
+        )
+
+
+def _is_copied_tree(store: Store, copied: bool) -> bool:
+    """Whether a receipt says that what was copied to here is a tree."""
+    from datasync.ops import receipts
+
+    receipt = retrying(lambda: receipts.read(store)) if copied else None
+    return receipt is not None and receipt.kind == TREE
 
 
 def _at_work(store: Store) -> bool:

@@ -16,7 +16,16 @@ from datasync.replicate import Options, Stop, replicate
 from datasync.replicate.lease import held
 from datasync.replicate.report import exit_code
 from datasync.storage.local import LocalStore
-from tests.replicate.kit import QUICK, Spy, data_of, datasync, environment, make_shards, write_tree
+from tests.replicate.kit import (
+    QUICK,
+    Spy,
+    data_of,
+    datasync,
+    environment,
+    make_dataset,
+    make_shards,
+    write_tree,
+)
 
 CONFIG = """
 [clusters.a]
@@ -98,6 +107,27 @@ def test_a_dataset_that_is_being_sharded_is_no_tree(work, how):
         assert "mend:" in done.stderr
     assert not (work / "b" / "words").exists()
     datasync("wait", "words", "--cluster", "b", "--timeout", "1s", cwd=work, check=1)
+
+
+@pytest.mark.parametrize("where", ["home", "copy"])
+def test_a_dataset_whose_index_is_gone_is_no_tree(tmp_path, where):
+    home, copy = LocalStore(tmp_path / "a" / "words"), LocalStore(tmp_path / "b" / "words")
+    make_dataset(home)
+    replicate(home, {"b": copy}, name="words", options=QUICK)
+    source, other = (home, copy) if where == "home" else (copy, home)
+    source.delete(["index.json"])
+    for to in (LocalStore(tmp_path / "c" / "words"), other):
+        with pytest.raises(StoreError, match=r"is a dataset whose index\.json is gone"):
+            replicate(source, {"c": to}, name="words", options=QUICK)
+    assert not (tmp_path / "c").exists() or receipts.read(LocalStore(tmp_path / "c" / "words")) is None
+
+
+def test_a_copied_tree_is_a_source(tree, tmp_path):
+    copy, third = LocalStore(tmp_path / "b" / "tree"), LocalStore(tmp_path / "c" / "tree")
+    for source, to in ((tree, copy), (copy, third)):
+        (outcome,) = replicate(source, {"to": to}, name="tree", options=QUICK)
+        assert outcome.state == "published"
+    assert data_of(third) == data_of(tree)
 
 
 def test_a_tree_is_not_copied_into_itself(tmp_path):
