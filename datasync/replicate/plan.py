@@ -200,12 +200,12 @@ def beside(left: Batches, right: Batches) -> Iterator[tuple[pa.RecordBatch, pa.T
 
 def _after(keys: pa.Array, last: bytes) -> int:
     """How many of sorted `keys` are not later than `last`."""
-    if not len(keys) or keys[-1].as_py().encode() <= last:
+    if not len(keys) or keys[-1].as_buffer().to_pybytes() <= last:
         return len(keys)
     low, high = 0, len(keys)
     while low < high:
         middle = (low + high) // 2
-        if keys[middle].as_py().encode() <= last:
+        if keys[middle].as_buffer().to_pybytes() <= last:
             low = middle + 1
         else:
             high = middle

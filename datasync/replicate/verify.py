@@ -16,7 +16,7 @@ import hashlib
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ from datasync.replicate.lane import quarantine
 from datasync.replicate.layout import INDEX, SCRUB, damage_key, is_internal, manifest_key
 from datasync.replicate.lease import held
 from datasync.replicate.limits import concurrency_of
-from datasync.replicate.plan import Item, items, schema
+from datasync.replicate.plan import Item, beside, items, schema
 from datasync.replicate.retry import retrying
 from datasync.replicate.run import Stop
 from datasync.storage.base import Store
@@ -41,11 +41,14 @@ from shards.progress import Progress
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from datasync.replicate.plan import Rows
+
 log = logging.getLogger(__name__)
 
 QUICK, SAMPLE, FULL = "quick", "sample", "full"
 _READERS = 16
 _RECORD_EVERY = 256
+_BATCH = 65_536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,37 +209,65 @@ class _Scrub:
 
     def run(self) -> Report:
         report = self.report
-        there = self._listing()
-        missing = [item for item in self._items() if item.key not in there]
-        for item in missing:
+        missing, wrong, good = self._compare()
+        for item in items(self.table, missing, self.hashes):
             self._found(Finding(key=item.key, problem="missing", message=f"{item.key} is missing"))
         self._index()
         done = self._resume()
-        todo = [item for item in self._items() if item.key in there and self._is_due(item)]
-        for item in todo:
-            if there[item.key] != item.bytes:
-                message = f"{item.key} has {there[item.key]:,} bytes, expected {item.bytes:,}"
-                self._bad(item, "size", message)
+        for place, found in wrong:
+            (item,) = items(self.table, place, self.hashes)
+            if self._is_due(item):
+                self._bad(item, "size", f"{item.key} has {found:,} bytes, expected {item.bytes:,}")
         if report.mode != QUICK:
-            self._hash_all([item for item in todo if there[item.key] == item.bytes], done)
-        report.extra = sum(1 for key in there if not is_internal(key) and key != INDEX) - (
-            report.objects - len(missing)
-        )
+            self._hash_all(good, done)
         report.finished = not self.stop.event.is_set()
         self._record()
         return report
 
-    def _items(self) -> Iterator[Item]:
+    def _compare(self) -> tuple[Rows, list[tuple[Rows, int]], Rows]:
+        """Rows that a listing lacks, rows that it shows with another size and with which, and the others.
+
+        The listing is held as columns and both are walked side by side, a batch at a time.
+        """
         import numpy as np
+        import pyarrow.compute as pc
 
-        return items(self.table, np.arange(self.table.num_rows), self.hashes)
+        missing, wrong, good, offset = [], [], [], 0
+        for batch, there in beside(self.table.to_batches(max_chunksize=_BATCH), self._listing()):
+            at = pc.index_in(batch["key"], value_set=there["key"].combine_chunks())
+            sizes = there["bytes"].take(at)
+            absent = pc.is_null(at).to_numpy(zero_copy_only=False)
+            same = pc.fill_null(pc.equal(sizes, batch["bytes"]), False).to_numpy()
+            missing.append(offset + np.flatnonzero(absent))
+            good.append(offset + np.flatnonzero(same))
+            for place in np.flatnonzero(~absent & ~same):
+                wrong.append((np.array([offset + place], np.int64), sizes[int(place)].as_py()))
+            self.report.extra += there.num_rows - int((~absent).sum())
+            offset += batch.num_rows
+        nothing = np.zeros(0, np.int64)
+        return np.concatenate([nothing, *missing]), wrong, np.concatenate([nothing, *good])
 
-    def _listing(self) -> dict[str, int]:
-        return {
-            info.key: info.bytes
-            for info in retrying(lambda: list(self.store.list()))
-            if not is_internal(info.key)
-        }
+    def _listing(self) -> list[pa.RecordBatch]:
+        """Keys and sizes at the place, but for this tool's own files."""
+        import pyarrow as pa
+
+        def listed() -> list[pa.RecordBatch]:
+            batches, part = [], []
+            for info in self.store.list():
+                if not is_internal(info.key) and info.key != INDEX:
+                    # A name that is not UTF-8 is in no manifest, so however it is written it is one more.
+                    part.append((info.key.encode(errors="surrogateescape"), info.bytes))
+                if len(part) == _BATCH:
+                    batches.append(columns(part))
+                    part = []
+            return [*batches, columns(part)]
+
+        def columns(part: list[tuple[bytes, int]]) -> pa.RecordBatch:
+            keys, sizes = zip(*part, strict=True) if part else ((), ())
+            arrays = [pa.array(keys, pa.binary()).cast(pa.string(), safe=False), pa.array(sizes, pa.uint64())]
+            return pa.RecordBatch.from_arrays(arrays, ["key", "bytes"])
+
+        return retrying(listed)
 
     def _is_due(self, item: Item) -> bool:
         """Whether this run looks at an object closely; sizes are looked at always when quick."""
@@ -259,26 +290,36 @@ class _Scrub:
             message = f"{INDEX} has sha256 {found}, the receipt says {wanted['sha256']}"
             self._found(Finding(key=INDEX, problem="digest", message=message))
 
-    def _hash_all(self, todo: list[Item], done: set[str]) -> None:
-        slots = concurrency_of(self.store)
-        total = sum(item.bytes for item in todo)
-        label = f"verify {self.report.name}"
-        with Progress(label, total_bytes=total, total_items=len(todo), quiet=self.quiet) as progress:
+    def _hash_all(self, rows: Rows, done: set[str]) -> None:
+        import numpy as np
+        import pyarrow as pa
 
-            def check(item: Item) -> None:
-                if self.stop.event.is_set():
-                    return
-                if item.key not in done:
-                    with slots.slot(item.bytes):
-                        self._check(item)
-                with self._lock:
-                    self.report.hashed += 1
-                    self.report.hashed_bytes += item.bytes
-                progress.advance(bytes=item.bytes, items=1)
+        if self.stripes > 1:
+            due = [item.row for item in items(self.table, rows) if self._is_due(item)]
+            rows = np.array(due, np.int64)
+        slots, lock = concurrency_of(self.store), threading.Lock()
+        total = int(self.table["bytes"].take(pa.array(rows)).to_numpy().sum())
+        label = f"verify {self.report.name}"
+        todo = items(self.table, rows, self.hashes)
+        with Progress(label, total_bytes=total, total_items=len(rows), quiet=self.quiet) as progress:
+
+            def reader() -> None:
+                while not self.stop.event.is_set():
+                    with lock:
+                        item = next(todo, None)
+                    if item is None:
+                        return
+                    if item.key not in done:
+                        with slots.slot(item.bytes):
+                            self._check(item)
+                    with self._lock:
+                        self.report.hashed += 1
+                        self.report.hashed_bytes += item.bytes
+                    progress.advance(bytes=item.bytes, items=1)
 
             with ThreadPoolExecutor(_READERS) as pool:
-                for _ in pool.map(check, todo):
-                    pass
+                for future in [pool.submit(reader) for _ in range(_READERS)]:
+                    future.result()
 
     def _check(self, item: Item) -> None:
         names = {"sha256", *item.hashes} if item.sha256 or not item.hashes else set(item.hashes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -209,3 +210,15 @@ def test_without_index_and_receipt_there_is_nothing_to_verify_against(tmp_path):
     store.write("x", b"x")
     with pytest.raises(NotFoundError, match="nothing says"):
         check(store)
+
+
+def test_a_name_that_is_not_utf8_is_one_more_object_and_hides_no_other(tmp_path):
+    source, b = LocalStore(tmp_path / "a"), LocalStore(tmp_path / "b")
+    shards = make_dataset(source, count=4)
+    replicate(source, {"b": b}, name="x", options=QUICK)
+    (tmp_path / "b" / "shards" / os.fsdecode(b"00001\xff")).write_bytes(b"?")
+    (tmp_path / "b" / "zzz").write_bytes(b"?")
+    b.delete([sorted(shards)[2]])
+    report = verify(b, name="x", mode="quick", quiet=True)
+    assert report.extra == 2
+    assert [(finding.key, finding.problem) for finding in report.findings] == [(sorted(shards)[2], "missing")]
