@@ -2,7 +2,8 @@
 
 What is damaged is what the last `verify` recorded; objects whose names are gone since then are found by a
 listing. Every object is read from the replicas in turn until one gives bytes with the right digest. The
-receipt turns ``whole`` again when nothing is left.
+receipt turns ``whole`` again when nothing is left. A dataset's home has no receipt and no record of damage:
+there, everything is read first, against the manifest that its index names.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from datasync.errors import DatasyncError, NotFoundError, StoreError
-from datasync.ops import receipts
+from datasync.ops import published, receipts
 from datasync.replicate import journal as journals
 from datasync.replicate.catalog import tag_of
 from datasync.replicate.destination import damage
@@ -28,7 +29,7 @@ from datasync.replicate.plan import items
 from datasync.replicate.retry import RETRY_SECONDS, retrying
 from datasync.replicate.run import Stop
 from datasync.replicate.transfer import Mover
-from datasync.replicate.verify import expected
+from datasync.replicate.verify import expected, verify
 from datasync.storage.base import Store
 from shards.progress import Progress
 
@@ -78,7 +79,7 @@ def repair(
         retry_seconds (float): How long a failing place is tried. Default: ``120``.
 
     Raises:
-        NotFoundError: There is no receipt, so nothing says what should be there.
+        NotFoundError: There is neither a receipt nor a dataset that was sharded there.
         BusyError: A replication is at work there.
     """
     stop = stop or Stop()
@@ -88,16 +89,19 @@ def repair(
         )
     with held(store, f"repair {name}") as lease:
         receipt = receipts.read(store)
-        if receipt is None:
+        if receipt is None and published.receipt_of_home(store, name) is None:
             raise NotFoundError(
                 f"{store.url} has no receipt: nothing says what should be there",
                 mend="replicate it (datasync replicate); that also looks at what is in place",
             )
         table, version = expected(store, name, receipt)
         result = Repair(name=name, url=store.url, version=version)
-        wanted = _wanted(store, table, receipt)
+        if receipt is not None:
+            wanted = _wanted(store, table, receipt)
+        else:
+            wanted = {finding.key for finding in verify(store, name=name, stop=stop, quiet=quiet).findings}
         result.damaged = len(wanted)
-        if INDEX in wanted:
+        if INDEX in wanted and receipt is not None:
             _repair_index(store, replicas, receipt, result)
         turn = threading.Condition()
         journal = Journal(store, lease.token)
@@ -133,7 +137,8 @@ def repair(
             result.left.update(lane.tally.failures)
         result.finished = not stop.event.is_set()
         lease.check()
-        _record(store, receipt, result)
+        if receipt is not None:
+            _record(store, receipt, result)
         journal.clear(journals.load(store))
         return result
 

@@ -107,6 +107,8 @@ class Mover:
                 try:
                     self._send(source, item, lanes)
                     self._in_a_row = 0
+                    if errors and source is not self.sources[0]:
+                        log.warning("taken from %s instead: %s", source.url, errors[0].message)
                     return
                 except ConflictError:
                     # It changed while it was read: that object starts again, as it is now.
@@ -115,7 +117,7 @@ class Mover:
                         break
                     item = fresh
                 except CorruptError as error:
-                    log.warning("read again: %s", error.message)
+                    log.info("read again: %s", error.message)
                     errors.append(error)
                 except StoreError as error:
                     errors.append(error)

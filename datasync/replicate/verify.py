@@ -12,6 +12,7 @@ bad or missing turns the receipt to ``damaged`` and is listed for `repair` and f
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -21,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from datasync.errors import CorruptError, DatasyncError, NotFoundError, UsageError
+from datasync.errors import CorruptError, DatasyncError, DeniedError, NotFoundError, UsageError
 from datasync.ops import receipts
 from datasync.ops.receipts import Receipt
 from datasync.replicate.catalog import TREE, Catalog, describe, with_tags
@@ -120,6 +121,8 @@ def verify(
         quiet (bool): No progress. Default: ``False``.
         on_finding (Callable | None): Called with each finding as it is made.
 
+    With keys that may only read, what is found is told and not recorded.
+
     Raises:
         NotFoundError: Nothing is there that says what should be.
         BusyError: A replication is at work there.
@@ -132,11 +135,19 @@ def verify(
     if receipt is None:
         # Nothing of ours is there to be kept true, so nothing is written either.
         return _Scrub(store, name, table, version, None, mode, share, stop, quiet, on_finding).run()
-    with held(store, f"verify {name}"):
+    with contextlib.ExitStack() as stack:
+        keeps = True
+        try:
+            stack.enter_context(held(store, f"verify {name}"))
+        except DeniedError as error:
+            log.warning("nothing is recorded and nothing moved to quarantine: %s", error.message)
+            keeps = False
         receipt = receipts.read(store)
         if receipt is None or receipt.version != version:
             table, version = expected(store, name, receipt)
-        return _Scrub(store, name, table, version, receipt, mode, share, stop, quiet, on_finding).run()
+        return _Scrub(
+            store, name, table, version, receipt, mode, share, stop, quiet, on_finding, keeps=keeps
+        ).run()
 
 
 def expected(store: Store, name: str, receipt: Receipt | None) -> tuple[pa.Table, str]:
@@ -156,7 +167,13 @@ def expected(store: Store, name: str, receipt: Receipt | None) -> tuple[pa.Table
                 mend="replicate again: it writes the manifest anew",
             )
         return with_tags(manifest.table), receipt.version
-    catalog = describe(store, name)
+    try:
+        catalog = describe(store, name)
+    except NotFoundError as error:
+        raise NotFoundError(
+            f"there is no copy of {name} to verify at {store.url}: {error.message}",
+            mend="check the name and the cluster (datasync status), or replicate it there first",
+        ) from error
     if catalog.kind == TREE:
         raise NotFoundError(
             f"{store.url} has neither an index nor a receipt: nothing says what should be there",
@@ -189,6 +206,8 @@ class _Scrub:
         stop: Stop,
         quiet: bool,
         on_finding: Callable[[Finding], None] | None,
+        *,
+        keeps: bool = True,
     ) -> None:
         import pyarrow.compute as pc
 
@@ -203,6 +222,7 @@ class _Scrub:
         self.hashes = {} if receipt is not None else describe(store, name).hashes
         self.run_name = f"{SCRUB}{version[:16]}-{mode}-{self.stripes}-{self.stripe}"
         self._on_finding = on_finding
+        self._keeps = keeps and receipt is not None
         self._lock = threading.Lock()
         self._passed: list[str] = []
         self._files = 0
@@ -350,7 +370,7 @@ class _Scrub:
     def _bad(self, item: Item, problem: str, message: str) -> None:
         """Record a bad object, and move it away where we are the keepers of the copy."""
         where = None
-        if self.receipt is not None:
+        if self._keeps:
             try:
                 where = quarantine(self.store, item.key)
             except DatasyncError as error:
@@ -376,14 +396,14 @@ class _Scrub:
         self._save(name, passed)
 
     def _save(self, name: str, passed: list[str]) -> None:
-        if self.receipt is not None and passed:
+        if self._keeps and passed:
             data = "".join(json.dumps(key) + "\n" for key in passed).encode()
             retrying(lambda: self.store.write(name, data))
 
     def _resume(self) -> set[str]:
         """What the killed run before this one had found good."""
         done: set[str] = set()
-        if self.receipt is None or self.report.mode == QUICK:
+        if not self._keeps or self.report.mode == QUICK:
             return done
         for info in self.store.list(self.run_name):
             done.update(json.loads(line) for line in self.store.read(info.key).splitlines())
@@ -393,7 +413,7 @@ class _Scrub:
     def _record(self) -> None:
         """Keep the receipt true."""
         report, receipt = self.report, self.receipt
-        if receipt is None:
+        if receipt is None or not self._keeps:
             return
         if not report.finished:
             self._save(f"{self.run_name}-{self._files + 1:06d}.jsonl", self._passed)

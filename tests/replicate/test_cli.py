@@ -276,6 +276,33 @@ def test_the_home_is_whole_when_it_is_published(work):
     )
 
 
+def test_damage_at_the_home_is_mended_from_a_copy_and_told_once(work):
+    (work / "rows.jsonl").write_text("".join(f'{{"text": "row {n}"}}\n' for n in range(2000)))
+    datasync("shard", "rows.jsonl", "cluster-c:rows", "--size-limit", "16kb", "-q", cwd=work)
+    datasync("replicate", "rows", "--from", "cluster-c", "--to", "cluster-b", "-q", cwd=work)
+    shard = sorted((work / "c" / "rows" / "shards").iterdir())[1]
+    good = shard.read_bytes()
+    shard.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+
+    alone = datasync("replicate", "cluster-c:rows", "--to", "./d", "-q", cwd=work)  # taken from cluster-b
+    assert alone.stderr.count("does not match its digest") == 1
+    assert "taken from" in alone.stderr
+    assert (
+        "1 bad or missing"
+        in datasync("verify", "rows", "--cluster", "cluster-c", "-q", cwd=work, check=3).stdout
+    )
+    assert "1 repaired" in datasync("repair", "rows", "--cluster", "cluster-c", "-q", cwd=work).stdout
+    assert shard.read_bytes() == good
+    assert "all good" in datasync("verify", "rows", "--cluster", "cluster-c", "-q", cwd=work).stdout
+    assert not (work / "c" / "rows" / "_datasync" / "receipt.json").exists()
+
+
+def test_what_is_not_there_cannot_be_verified(work):
+    done = datasync("verify", "emoji", "--cluster", "cluster-b", cwd=work, check=1)
+    assert "there is no copy of emoji to verify" in done.stderr
+    assert "replicate it there first" in done.stderr
+
+
 def test_a_folder_beside_a_silent_cluster_is_pointed_at(work):
     with open(work / "datasync.toml", "a") as file:
         file.write(

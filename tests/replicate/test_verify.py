@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from datasync.errors import BusyError, NotFoundError
+from datasync.errors import BusyError, DeniedError, NotFoundError
 from datasync.ops import receipts
 from datasync.replicate import Stop, replicate
 from datasync.replicate.lease import held
@@ -222,3 +222,19 @@ def test_a_name_that_is_not_utf8_is_one_more_object_and_hides_no_other(tmp_path)
     report = verify(b, name="x", mode="quick", quiet=True)
     assert report.extra == 2
     assert [(finding.key, finding.problem) for finding in report.findings] == [(sorted(shards)[2], "missing")]
+
+
+def test_with_keys_that_may_only_read_findings_are_told_and_not_recorded(copy):
+    _, b, shards = copy
+    flipped, cut, gone = damage(b, shards)
+    before = {info.key: b.inner.read(info.key) for info in b.inner.list()}
+
+    def deny(operation: str, key: str) -> None:
+        if operation in ("write", "delete", "copy", "begin"):
+            raise DeniedError(f"not allowed to write {key}", mend="ask for the right")
+
+    b.before = deny
+    report = check(b)
+    assert {finding.key for finding in report.findings} == {flipped, cut, gone}
+    assert all(finding.quarantined is None for finding in report.findings)
+    assert {info.key: b.inner.read(info.key) for info in b.inner.list()} == before
