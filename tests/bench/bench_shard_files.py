@@ -178,6 +178,7 @@ def measure_jpegs(folder: Path, files: int, rounds: int) -> dict[str, Any]:
             for name, work in found.items():
                 used = _timed(partial(work, folder / "out"), folder / "out")
                 best[name] = min(best.get(name, used), used)
+                print(f"{name:14} {used[0]:7.2f} s  {used[1]:7.2f} s of CPU", file=sys.stderr)
     rate = {name: total / seconds / 1e6 for name, (seconds, _) in best.items()}
     return {
         "files": files,
@@ -219,9 +220,9 @@ def measure_memory(folder: Path, mib: int) -> dict[str, dict[str, int]]:
             else:
                 make_jpegs(source, size * (1 << 20) // _JPEG_BYTES)
             for compression in ("zstd:3", ""):
-                found[f"{size} MiB of {kind}, {compression or 'raw'}"] = _peaks(
-                    source, folder / "out", compression
-                )
+                name = f"{size} MiB of {kind}, {compression or 'raw'}"
+                found[name] = _peaks(source, folder / "out", compression)
+                print(f"{name}: {found[name]}", file=sys.stderr)
                 shutil.rmtree(folder / "out")
             shutil.rmtree(source)
     return found
