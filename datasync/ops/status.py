@@ -5,6 +5,7 @@ The answers come from receipts: a few small reads for each copy, whatever its si
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import time
@@ -14,7 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from datasync.errors import CorruptError, DatasyncError, FormatError, NotFoundError, TransientError
-from datasync.ops import published, receipts
+from datasync.ops import patience, published, receipts
+from datasync.ops.patience import within
 from datasync.ops.receipts import Receipt
 from datasync.replicate.catalog import tag_of
 from datasync.replicate.layout import INDEX
@@ -36,6 +38,8 @@ HOME, WHOLE, OUTDATED, PARTIAL, DAMAGED, ABSENT, FOREIGN, UNKNOWN = (
     "unproven",
     "unreachable",
 )
+
+_LAST_LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,13 +105,21 @@ def discover(config: Config) -> tuple[set[str], dict[str, str]]:
 
     def look(cluster: Cluster) -> set[str]:
         try:
-            return first_level(cluster.store())
+            store = cluster.store()
+            within(patience.ANSWER_SECONDS, lambda: _begun(store), where=store.url)
+            return first_level(store)
         except DatasyncError as error:
             silent[cluster.name] = error.message
             return set()
 
     with ThreadPoolExecutor(max(len(clusters), 1)) as pool:
         return set().union(*pool.map(look, clusters)), silent
+
+
+def _begun(store: Store) -> None:
+    """The first key of a listing: whether a place answers at all."""
+    with contextlib.suppress(NotFoundError):
+        next(iter(store.list()), None)
 
 
 def first_level(store: Store) -> set[str]:
@@ -139,7 +151,7 @@ def _home_head(config: Config, name: str) -> tuple[Store, ObjectInfo] | None:
         return None
     store = config.dataset_store(known.home, name)
     try:
-        info = _stat(store, INDEX)
+        info = within(patience.ANSWER_SECONDS, lambda: _stat(store, INDEX), where=store.url)
     except DatasyncError:
         return None
     return None if info is None else (store, info)
@@ -159,7 +171,7 @@ def _place(
     try:
         store = config.dataset_store(cluster, name)
         blank = _with(blank, url=store.url)
-        receipt = receipts.read(store)
+        receipt = within(patience.ANSWER_SECONDS, lambda: receipts.read(store), where=store.url)
         if receipt is None:
             return _without_receipt(
                 store, blank, is_home=head is not None and identity(head[0]) == identity(store)
@@ -308,7 +320,11 @@ def wait(
     began = time.monotonic()
     while True:
         try:
-            receipt = is_here(store, name, version)
+            if timeout is None:
+                receipt = is_here(store, name, version)
+            else:
+                most = max(timeout - (time.monotonic() - began), _LAST_LOOK_SECONDS)
+                receipt = within(most, lambda: is_here(store, name, version), where=store.url)
             if receipt is not None:
                 return receipt
         except TransientError as error:
