@@ -96,13 +96,17 @@ def replicate(
     documents = []
     with stop_on_signals(stop), stop_after(stop, seconds):
         for target in chosen:
-            price = config.clusters[target.cluster].egress_per_gib if target.cluster else 0.0
-            if relay and dry_run and not json_output and isinstance(target, Target):
-                hops = ", ".join(f"{hop.source} → {hop.to}" for hop in hops_of(target, config))
-                print(f"{target.name} by relay: {hops}")
+            hops = hops_of(target, config) if relay and dry_run and isinstance(target, Target) else []
+            feeders = {hop.to: hop.source for hop in hops}
+            if hops and not json_output:
+                print(f"{target.name} by relay: {', '.join(f'{hop.source} → {hop.to}' for hop in hops)}")
             for outcome in replicate_all(target, options, stop, relay=relay, config=config):
                 outcomes.append(outcome)
+                feeder = feeders.get(outcome.destination, target.cluster or "")
+                price = config.clusters[feeder].egress_per_gib if feeder in config.clusters else 0.0
                 documents.append(report.as_dict(outcome, cost_per_gib=price))
+                if hops:
+                    documents[-1]["relay_from"] = feeder
                 if not json_output:
                     print(report.line(outcome, cost_per_gib=price), flush=True)
             if stop.event.is_set():

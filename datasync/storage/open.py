@@ -93,4 +93,6 @@ def _open(url: str, options: Mapping[str, Any], **s3: Any) -> Store:
         return S3Store.open(bucket, prefix, **s3)
     from datasync.storage.fsspec_store import FsspecStore
 
+    if scheme == "azure":  # as MosaicML writes it
+        url = f"az://{rest}"
     return FsspecStore.open(url, options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 
 import pytest
 
@@ -86,6 +87,20 @@ def test_a_dry_run_tells_objects_bytes_and_cost(work):
     assert document["replications"][0]["cost"] == pytest.approx(
         0.05 * sum(20_000 + n for n in range(6)) / 2**30
     )
+
+
+def test_a_dry_run_tells_the_time_at_the_rate_of_the_last_run(work):
+    datasync("replicate", "--to", "cluster-b", "-q", cwd=work)
+    make_dataset(LocalStore(work / "a" / "emoji"), count=9, seed="new")
+    done = datasync("replicate", "--to", "cluster-b", "--dry-run", cwd=work)
+    assert "9 to copy" in done.stdout
+    assert " · about 0." in done.stdout
+    document = json.loads(datasync("replicate", "--to", "cluster-b", "--dry-run", "--json", cwd=work).stdout)
+    (found,) = document["replications"]
+    receipt = json.loads((work / "b" / "emoji" / "_datasync" / "receipt.json").read_text())
+    took = datetime.fromisoformat(receipt["finished"]) - datetime.fromisoformat(receipt["started"])
+    rate = receipt["copied"]["bytes"] / took.total_seconds()
+    assert found["estimate_seconds"] == pytest.approx(found["to_copy"]["bytes"] / rate)
 
 
 def test_a_folder_goes_under_its_name_and_another_under_a_given_one(work):

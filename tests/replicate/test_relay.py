@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
+import pytest
+
 from datasync.replicate.relay import Hop, plan_relay
 from datasync.storage.local import LocalStore
 from tests.replicate.kit import data_of, datasync, make_dataset
@@ -32,6 +36,15 @@ def test_the_home_is_read_once_where_reading_it_costs(tmp_path):
     make_dataset(LocalStore(tmp_path / "home" / "emoji"))
     shown = datasync("replicate", "--to", "b,c", "--relay", "--dry-run", cwd=tmp_path).stdout
     assert "by relay: home → b, b → c" in shown
+    plan = json.loads(
+        datasync("replicate", "--to", "b,c", "--relay", "--dry-run", "--json", cwd=tmp_path).stdout
+    )
+    size = sum(20_000 + n for n in range(6))
+    assert [(place["destination"], place["relay_from"]) for place in plan["replications"]] == [
+        ("b", "home"),
+        ("c", "b"),
+    ]
+    assert [place["cost"] for place in plan["replications"]] == [pytest.approx(0.09 * size / 2**30), 0.0]
     done = datasync("replicate", "--to", "b,c", "--relay", "-q", cwd=tmp_path)
     assert len(done.stdout.splitlines()) == 2
     for place in ("b", "c"):
