@@ -38,7 +38,7 @@ def test_wait_keeps_to_its_timeout_at_a_silent_place(work):
 
 @pytest.mark.parametrize("names", [[], ["emoji"]])
 def test_status_tells_of_a_silent_cluster_and_of_the_others(work, names):
-    code = "from datasync.ops import patience; patience.ANSWER_SECONDS = 1; from datasync.cli import main; main()"
+    code = "import datasync.ops.patience as p; p.ANSWER_SECONDS = 1; from datasync.cli import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", code, "status", *names, "--json"],
         cwd=work,
