@@ -128,6 +128,13 @@ class Trainer:
                 lost = self.team.missing(self.step, error)
                 cause = lost.message
                 raise lost from error
+            if "DataLoader worker" in str(error):
+                cause = f"a worker of data.workers = {self.config.data.workers} died: {error}"
+                raise DatasyncError(
+                    cause,
+                    mend="killed from outside is mostly out of memory: lower data.workers or give it more; "
+                    "then run the same command again to continue",
+                ) from error
             raise
         finally:
             stop.restore()

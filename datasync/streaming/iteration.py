@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from datasync.streaming.buffers import Buffers
+from datasync.streaming.orphan import end_with_parent
 from datasync.streaming.plan import Chunk, Plan
 from datasync.streaming.position import Generation
 from datasync.streaming.reading import batches_of, read_columns, read_rows
@@ -165,6 +166,7 @@ def generation_of(dataset: StreamingDataset, *, count: bool = True) -> Generatio
     info = torch.utils.data.get_worker_info()
     if info is None:
         return None
+    end_with_parent()
     dataset._passes += count
     return Generation(info.seed - info.id, dataset._passes, info.id)
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +117,37 @@ def test_a_run_with_workers_ends_when_it_is_told_to(shapes: Path, tmp_path: Path
     more = ("run.steps=50", "data.workers=2", f"fault.signal=0:3:{name}")
     outcome = start(1, *sets(shapes, tmp_path / "run", *more)).wait(seconds=60)[0]
     assert outcome["kind"] == "StoppedError"
+
+
+def test_a_worker_that_is_killed_is_told_with_what_to_do(shapes: Path, tmp_path: Path) -> None:
+    group = start(
+        1, *sets(shapes, tmp_path / "run", "run.steps=100000", "log.every=100000", "data.workers=1")
+    )
+    try:
+        os.kill(_worker_of(group.processes[0].pid), signal.SIGKILL)
+        outcome = group.wait(seconds=60)[0]
+    finally:
+        group.kill()
+    assert outcome["kind"] == "DatasyncError"
+    assert "a worker of data.workers = 1 died" in outcome["error"]
+    assert "run the same command again" in outcome["error"]
+
+
+def _worker_of(pid: int | None) -> int:
+    """A DataLoader worker of a process, or of its fork server, once it has made a step."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        found = {}
+        for status in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                name, _, rest = status.read_text().partition("(")[2].rpartition(")")
+                found[int(status.parent.name)] = (name, int(rest.split()[1]))
+        for worker, (name, parent) in found.items():
+            if name == "pt_data_worker" and pid in (parent, found.get(parent, ("", 0))[1]):
+                time.sleep(1.0)
+                return worker
+        time.sleep(0.05)
+    raise AssertionError("no worker was started")
 
 
 def test_captions_of_a_mixture_are_made_of_its_streams(shapes: Path, tmp_path: Path) -> None:
