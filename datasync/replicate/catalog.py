@@ -6,7 +6,7 @@
 
 What is still being made is none of them: a dataset that is sharded for the first time, and a tree to which a
 replication is under way or was stopped, are refused. Their files look like a tree, and are not what will be.
-So is a dataset that has lost its index.
+So are a copy whose receipt says damaged, and a dataset that has lost its index.
 
 The result is one table of objects (`plan.schema`). For objects whose SHA-256 is not known beforehand, the
 source's own tag is kept: where an earlier receipt recorded the same tag, the digest is known again without
@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from datasync.errors import FormatError, NotFoundError, StoreError, UsageError
+from datasync.ops import receipts
 from datasync.ops.receipts import Receipt
 from datasync.replicate.layout import (
     INDEX,
@@ -38,7 +39,7 @@ from datasync.replicate.manifests import ManifestFile
 from datasync.replicate.named import named
 from datasync.replicate.plan import beside, empty, schema
 from datasync.replicate.retry import RETRY_SECONDS, retrying
-from datasync.storage.base import ObjectInfo, Store
+from datasync.storage.base import TIME_TAG, ObjectInfo, Store
 from shards.journal import JOBS
 from shards.manifest import Manifest, fold, manifest_key
 from shards.manifest import schema as manifest_schema
@@ -340,7 +341,7 @@ def _check_finished(store: Store, name: str, own: set[str], indexed: bool) -> No
         indexed (bool): Whether there is an index, of it or of a part of it.
 
     Raises:
-        StoreError: It is being sharded, or a copy that is not whole, or a dataset without its index.
+        StoreError: It is being sharded, a copy that is not whole or is damaged, or a dataset without index.
     """
     begun = {key.split("/")[2] for key in own if key.startswith(JOBS)}
     if not indexed and any(f"{JOBS}{job}/done.json" not in own for job in begun):
@@ -348,26 +349,24 @@ def _check_finished(store: Store, name: str, own: set[str], indexed: bool) -> No
             f"{name} at {store.url} is not finished: datasync shard has begun there and published nothing",
             mend="run that datasync shard again until it ends (or datasync merge), then this",
         )
-    copied = RECEIPT in own
-    if any(key.startswith(JOURNAL) for key in own) or (LEASE in own and (not copied or _at_work(store))):
+    receipt = retrying(lambda: receipts.read(store)) if RECEIPT in own else None
+    if any(key.startswith(JOURNAL) for key in own) or (LEASE in own and (receipt is None or _at_work(store))):
         raise StoreError(
             f"{name} at {store.url} is not finished: a replication to it is under way or was stopped",
             mend="run that replication again until it ends, or copy from another place (--from); if it was"
             " given up and these files are right, remove _datasync/ there",
         )
-    if not indexed and any(key.startswith(MANIFESTS) for key in own) and not _is_copied_tree(store, copied):
+    if receipt is not None and not receipt.whole:
+        raise StoreError(
+            f"{name} at {store.url} is {receipt.state}: its own receipt says so",
+            mend="repair it (datasync repair), or copy from another place (--from)",
+        )
+    is_tree = receipt is not None and receipt.kind == TREE
+    if not indexed and any(key.startswith(MANIFESTS) for key in own) and not is_tree:
         raise StoreError(
             f"{name} at {store.url} is a dataset whose {INDEX} is gone",
             mend="shard it again, or replicate it to here from another place, or repair it (datasync repair)",
         )
-
-
-def _is_copied_tree(store: Store, copied: bool) -> bool:
-    """Whether a receipt says that what was copied to here is a tree."""
-    from datasync.ops import receipts
-
-    receipt = retrying(lambda: receipts.read(store)) if copied else None
-    return receipt is not None and receipt.kind == TREE
 
 
 def _at_work(store: Store) -> bool:
@@ -382,12 +381,15 @@ def _at_work(store: Store) -> bool:
 
 
 def tag_of(store: Store, info: ObjectInfo) -> str | None:
-    """The store's tag of an object; a folder's is only trusted together with the inode's change time.
+    """The store's tag of an object, if it changes whenever the content does.
 
-    Content may be rewritten in place with size and mtime restored; the change time cannot be.
+    A folder's is only trusted together with the inode's change time: content may be rewritten in place with
+    size and mtime restored; the change time cannot be. What is made of size and time is none.
     """
     path = getattr(getattr(store, "store", store), "path", None)
-    if path is None or info.etag is None:
+    if info.etag is None or info.etag.startswith(TIME_TAG):
+        return None
+    if path is None:
         return info.etag
     try:
         return f"{info.etag}{_CHANGED}{os.stat(path(info.key)).st_ctime_ns:x}"

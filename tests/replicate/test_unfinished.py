@@ -15,6 +15,7 @@ from datasync.ops import receipts
 from datasync.replicate import Options, Stop, replicate
 from datasync.replicate.lease import held
 from datasync.replicate.report import exit_code
+from datasync.replicate.verify import verify
 from datasync.storage.local import LocalStore
 from tests.replicate.kit import (
     QUICK,
@@ -120,6 +121,18 @@ def test_a_dataset_whose_index_is_gone_is_no_tree(tmp_path, where):
         with pytest.raises(StoreError, match=r"is a dataset whose index\.json is gone"):
             replicate(source, {"c": to}, name="words", options=QUICK)
     assert not (tmp_path / "c").exists() or receipts.read(LocalStore(tmp_path / "c" / "words")) is None
+
+
+def test_a_copy_that_verify_found_damaged_is_no_source(tree, tmp_path):
+    copy, third = LocalStore(tmp_path / "b" / "tree"), LocalStore(tmp_path / "c" / "tree")
+    replicate(tree, {"b": copy}, name="tree", options=QUICK)
+    copy.write("f03", b"damaged")
+    assert not verify(copy, name="tree", quiet=True).good
+    with pytest.raises(StoreError, match="is damaged: its own receipt says so"):
+        replicate(copy, {"c": third}, name="tree", options=QUICK)
+    replicate(tree, {"b": copy}, name="tree", options=QUICK)
+    replicate(copy, {"c": third}, name="tree", options=QUICK)
+    assert data_of(third) == data_of(tree)
 
 
 def test_a_copied_tree_is_a_source(tree, tmp_path):
