@@ -19,6 +19,7 @@ store away, goes on from there when started again on the same machines. The tens
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -27,7 +28,7 @@ import shutil
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -140,7 +141,8 @@ class Checkpoints:
         if wait and self._failure is not None:
             raise DatasyncError(
                 f"the checkpoint of step {step} could not be written to {self.store.url}: {self._failure}",
-                mend="make the store reachable; run the same command again to continue from the one before",
+                mend="make the store reachable, with room; run the same command again to continue from the "
+                "one before",
             )
 
     def finish(self) -> None:
@@ -174,7 +176,7 @@ class Checkpoints:
         try:
             result = work()
         except Exception as error:  # noqa: BLE001 - the others must learn of it, whatever it is
-            failure = f"rank {self.team.rank}: {type(error).__name__}: {error}"
+            failure = f"rank {self.team.rank}: {_said(error)}"
         reports = self.team.gather_objects([result, failure], writers=True)
         if failures := [report[1] for report in reports if report[1]]:
             raise DatasyncError("; ".join(failures))
@@ -210,10 +212,11 @@ class Checkpoints:
     def _dcp_save(self, tensors: dict[str, Tensor], place: Path) -> None:
         dcp = _dcp()
         writer = dcp.FileSystemWriter(place, overwrite=True)
-        if self.team.distributed:
-            dcp.save(tensors, storage_writer=writer, process_group=self.team.writers)
-        else:
-            dcp.save(tensors, storage_writer=writer, no_dist=True)
+        with _one_line():
+            if self.team.distributed:
+                dcp.save(tensors, storage_writer=writer, process_group=self.team.writers)
+            else:
+                dcp.save(tensors, storage_writer=writer, no_dist=True)
 
     def _mine(self, place: Path) -> list[Path]:
         """The files that this rank wrote."""
@@ -331,7 +334,8 @@ class Checkpoints:
 
     def _dcp_load(self, tensors: dict[str, Tensor], place: Path) -> None:
         dcp = _dcp()
-        dcp.load(tensors, storage_reader=dcp.FileSystemReader(place), no_dist=not self.team.distributed)
+        with _one_line():
+            dcp.load(tensors, storage_reader=dcp.FileSystemReader(place), no_dist=not self.team.distributed)
 
     def _clear(self) -> None:
         """Remove what was fetched, when all ranks have read it."""
@@ -430,6 +434,22 @@ def _dcp() -> Any:
     warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
     warnings.filterwarnings("ignore", message="Detected an existing checkpoint", category=UserWarning)
     return dcp
+
+
+def _said(error: Exception) -> str:
+    return error.message if isinstance(error, DatasyncError) else f"{type(error).__name__}: {error}"
+
+
+@contextlib.contextmanager
+def _one_line() -> Iterator[None]:
+    """What went wrong, as an error of ours: PyTorch's is no `Exception`, and holds tracebacks."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        yield
+    except CheckpointException as error:
+        causes = {f"{type(cause).__name__}: {cause}" for cause, _ in error.failures.values()}
+        raise DatasyncError("; ".join(sorted(causes))) from error
 
 
 def weights_digest(parameters: Callable[[], Mapping[str, Tensor]] | Mapping[str, Tensor]) -> str:

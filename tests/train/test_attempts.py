@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -15,12 +16,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
-from shards.errors import UsageError
+from datasync.storage.local import LocalStore
+from shards.errors import DatasyncError, UsageError
 from shards.writer import ShardWriter
-from tests.train.ranks import run, start
+from tests.train.ranks import TREE, run, start
 from train.checkpoint import Checkpoints, folder
+from train.config import CheckpointConfig, Config, ParallelConfig
+from train.data import open_fixed
+from train.distributed import Team
 from train.folder import RunFolder
 from train.settings import leaves
 
@@ -94,6 +100,32 @@ def test_a_step_that_was_not_kept_is_told_from_one_that_is_bad(copy: Path) -> No
     assert (copy / "checkpoints" / folder(4)).is_dir()
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_full_disk_is_one_line_and_the_next_save_tries_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, asynchronous: bool
+) -> None:
+    """What PyTorch raises here is no `Exception`: it ended the thread, which was taken for success."""
+    from torch.distributed.checkpoint.filesystem import FileSystem
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    settings = CheckpointConfig(asynchronous=asynchronous)
+    kept = Checkpoints(LocalStore(tmp_path / "kept"), Team(ParallelConfig()), settings, tmp_path / "scratch")
+    tensors = {"w": torch.ones(3)}
+    with monkeypatch.context() as patched:
+        patched.setattr(FileSystem, "create_stream", full)
+        kept.save(1, tensors, {})
+        kept.finish()
+        assert "checkpoint of step 1 NOT written: rank 0: OSError: [Errno 28] No space left" in caplog.text
+        with pytest.raises(DatasyncError, match="No space left on device") as failed:
+            kept.save(2, tensors, {}, wait=True)
+    assert "Traceback" not in str(failed.value)
+    assert kept.steps() == []
+    kept.save(3, tensors, {}, wait=True)
+    assert kept.steps() == [3]
+
+
 def test_progress_is_what_the_run_folder_knows(copy: Path) -> None:
     assert RunFolder(copy).progress() == (4, 4)
     (copy / "attempts.jsonl").unlink()
@@ -151,10 +183,6 @@ def _worker_of(pid: int | None) -> int:
 
 
 def test_captions_of_a_mixture_are_made_of_its_streams(shapes: Path, tmp_path: Path) -> None:
-    from tests.train.ranks import TREE
-    from train.config import Config
-    from train.data import open_fixed
-
     streams = [{"remote": str(shapes), "proportion": 0.5}, {"remote": str(shapes), "proportion": 0.5}]
     tree = {**TREE, "data": {**TREE["data"], "streams": streams}}
     config, _ = Config.from_tree(tree, [f"run.dir={tmp_path / 'run'}"], where="test")
