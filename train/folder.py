@@ -78,6 +78,8 @@ class RunFolder:
                 self.close()
                 raise
         self._config = config
+        for name in ("attempts.jsonl", "metrics.jsonl"):
+            _end_line(self.path / name)
         self.attempt = 1 + max((entry["attempt"] for entry in self.lines("attempts.jsonl")), default=0)
 
     def _has_steps(self) -> bool:
@@ -141,6 +143,14 @@ class RunFolder:
     def lines(self, name: str) -> Iterator[dict[str, Any]]:
         """The lines of a JSONL file; a line that a kill cut short is left out."""
         return read_lines(self.path / name)
+
+
+def _end_line(path: Path) -> None:
+    """End a line that a kill or a full disk cut short, so that the next one is not lost with it."""
+    if path.exists():
+        with path.open("rb+") as file:
+            if file.seek(0, os.SEEK_END) and file.seek(-1, os.SEEK_END) >= 0 and file.read() != b"\n":
+                file.write(b"\n")
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -132,6 +132,19 @@ def test_progress_is_what_the_run_folder_knows(copy: Path) -> None:
     assert RunFolder(copy).progress() == (0, 4)
 
 
+def test_a_line_that_was_cut_short_does_not_take_the_next_one_with_it(copy: Path) -> None:
+    known = json.loads((copy / "config.json").read_text())
+    for name in ("attempts.jsonl", "metrics.jsonl"):
+        with (copy / name).open("a") as file:
+            file.write('{"attempt": 9, "st')
+    held = RunFolder(copy)
+    held.open(Config.from_tree(known, where="test")[0])
+    held.begin(step=4)
+    assert [entry["event"] for entry in held.lines("attempts.jsonl")] == ["start", "end", "start"]
+    assert held.attempt == 2
+    held.close()
+
+
 def test_a_dataset_smaller_than_a_batch_is_counted_right(shapes: Path, tmp_path: Path) -> None:
     refused = attempt(*sets(shapes, tmp_path / "run", "data.batch_size=300"))
     assert "the dataset has 240 samples, fewer than data.batch_size = 300" in refused["error"]

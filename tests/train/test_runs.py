@@ -36,7 +36,7 @@ def killed_and_resumed(path: Path) -> Path:
     """Steps 1-6, killed; from a checkpoint of step 4: steps 5-10."""
     folder = RunFolder(path)
     folder.open(make(f"run.dir={path}"))
-    folder.append("attempts.jsonl", {"attempt": 1, "event": "start", "time": 105.0, "setup_s": 5.0})
+    folder.begin(setup_s=5.0, time=105.0)
     for step in range(1, 7):
         folder.append("metrics.jsonl", record(step, 1, 105.0 + 2 * step, loss=3.0 - 0.1 * step))
     folder.append("attempts.jsonl", {"attempt": 2, "event": "start", "time": 140.0, "setup_s": 3.0})
@@ -73,8 +73,15 @@ def test_a_line_cut_short_by_a_kill_is_left_out(tmp_path: Path) -> None:
     assert list(read_lines(tmp_path / "none")) == []
 
 
+def begin(path: Path, config: Config) -> None:
+    folder = RunFolder(path)
+    folder.open(config)
+    folder.begin()
+    folder.close()
+
+
 def test_a_run_continues_only_with_the_config_it_began_with(tmp_path: Path) -> None:
-    RunFolder(tmp_path / "a").open(make())
+    begin(tmp_path / "a", make())
     RunFolder(tmp_path / "a").append("metrics.jsonl", record(1, 1, 0.0))
     with pytest.raises(UsageError) as caught:
         RunFolder(tmp_path / "a").open(make("optim.lr=1.0", "run.steps=20"))
@@ -84,15 +91,15 @@ def test_a_run_continues_only_with_the_config_it_began_with(tmp_path: Path) -> N
 
 
 def test_a_run_that_failed_before_its_first_step_may_begin_with_another_config(tmp_path: Path) -> None:
-    RunFolder(tmp_path / "a").open(make("data.text=captoin"))
-    RunFolder(tmp_path / "a").open(make("data.text=caption"))
+    begin(tmp_path / "a", make("data.text=captoin"))
+    begin(tmp_path / "a", make("data.text=caption"))
     RunFolder(tmp_path / "a").append("metrics.jsonl", record(1, 1, 0.0))
     with pytest.raises(UsageError, match=r"data\.text: 'caption' → 'title'"):
         RunFolder(tmp_path / "a").open(make("data.text=title"))
 
 
 def test_what_does_not_change_the_computation_may_change(tmp_path: Path) -> None:
-    RunFolder(tmp_path / "a").open(make())
+    begin(tmp_path / "a", make())
     RunFolder(tmp_path / "a").append("metrics.jsonl", record(1, 1, 0.0))
     RunFolder(tmp_path / "a").open(
         make("checkpoint.every=7", "data.workers=2", "log.every=5", "run.timeout_s=9")
