@@ -235,7 +235,8 @@ def _unchanged_at(store: Store, source: Store, index: dict[str, object]) -> Rece
         return None
     if receipt.source["index"] != index or index["tag"] is None:
         return None
-    return receipt if tag_of(store, store.stat(INDEX)) == receipt.index["tag"] else None
+    here = tag_of(store, store.stat(INDEX))
+    return receipt if here is not None and here == receipt.index["tag"] else None
 
 
 def _already(outcome: Outcome, receipt: Receipt) -> None:

@@ -19,6 +19,8 @@ from typing import Protocol
 
 Buffer = bytes | bytearray | memoryview
 
+TIME_TAG = "time-"  # begins an etag that other content of the same size and second would have too
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectInfo:

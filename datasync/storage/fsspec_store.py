@@ -38,7 +38,7 @@ from datasync.errors import (
     UnsupportedError,
     UsageError,
 )
-from datasync.storage.base import Abilities, Buffer, Filled, ObjectInfo, Store, Upload, UploadInfo
+from datasync.storage.base import TIME_TAG, Abilities, Buffer, Filled, ObjectInfo, Store, Upload, UploadInfo
 from datasync.storage.keys import check_key, check_prefix, join, utf8
 from datasync.storage.process import shared
 from datasync.storage.secrets import is_reference, reveal
@@ -152,7 +152,7 @@ class FsspecStore:
             ranges=True,
         )
 
-    def path(self, key: str) -> str:
+    def full_path(self, key: str) -> str:
         """The path of `key` in the file system."""
         check_key(key, where=self._url)
         if self.scheme in _NO_QUERY and ("?" in key or "#" in key):
@@ -165,7 +165,7 @@ class FsspecStore:
     # Reading
 
     def stat(self, key: str) -> ObjectInfo:
-        path = self.path(key)
+        path = self.full_path(key)
         with self.translated(key):
             self.fs.invalidate_cache(self.fs._parent(path))
             found = self.fs.info(path)
@@ -248,7 +248,7 @@ class FsspecStore:
         yield self._pieces(key, start, end, chunk, info)
 
     def _pieces(self, key: str, start: int, end: int, chunk: int, before: ObjectInfo) -> Iterator[Buffer]:
-        path, offset = self.path(key), start
+        path, offset = self.full_path(key), start
         while offset < end:
             stop = min(offset + chunk, end)
             with self.translated(key):
@@ -266,7 +266,7 @@ class FsspecStore:
     def _unsized(self, key: str, start: int, length: int | None) -> Iterator[Buffer]:
         """A server that does not say how long the object is: read it whole."""
         with self.translated(key):
-            data = self.fs.cat_file(self.path(key))
+            data = self.fs.cat_file(self.full_path(key))
         yield data[start : None if length is None else start + length]
 
     # Writing
@@ -280,7 +280,7 @@ class FsspecStore:
         if_absent: bool = False,
         if_match: str | None = None,
     ) -> ObjectInfo:
-        path = self.path(key)
+        path = self.full_path(key)
         body = bytes(data)
         if crc32c is not None and crc32c_of(body) != crc32c:
             raise CorruptError(
@@ -303,7 +303,7 @@ class FsspecStore:
         if if_absent:
             return self.write(key, path.read_bytes(), if_absent=True)
         size = path.stat().st_size
-        with self._written(key, self.path(key)) as target:
+        with self._written(key, self.full_path(key)) as target:
             self.fs.put_file(str(path), target)
         return self.checked(key, size)
 
@@ -390,14 +390,14 @@ class FsspecStore:
             )
         assert isinstance(source, FsspecStore)
         info = source.stat(source_key)
-        path = self.path(key)
+        path = self.full_path(key)
         with self._written(key, path) as target:
-            self.fs.cp_file(source.path(source_key), target)
+            self.fs.cp_file(source.full_path(source_key), target)
         return self.checked(key, info.bytes)
 
     def delete(self, keys: Iterable[str]) -> None:
         for key in keys:
-            path = self.path(key)
+            path = self.full_path(key)
             self._check_writable()
             try:
                 with self.translated(key):
@@ -502,13 +502,13 @@ def _described(key: str, found: Mapping[str, Any]) -> ObjectInfo:
 
 
 def _etag(found: Mapping[str, Any], size: object, stamp: object) -> str | None:
-    """A version tag: the store's own, else one made of size and time."""
+    """A version tag: the store's own, else one made of size and time, which says so."""
     for name in ("generation", "etag", "ETag", "content_md5", "md5Hash", "blob_id", "sha"):
         if found.get(name):
             return str(found[name]).strip('"')
     if stamp is None:
         return None
-    return hashlib.sha256(f"{size} {stamp!r}".encode()).hexdigest()[:16]
+    return TIME_TAG + hashlib.sha256(f"{size} {stamp!r}".encode()).hexdigest()[:16]
 
 
 def _frozen(options: Mapping[str, Any]) -> str:

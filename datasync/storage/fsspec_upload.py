@@ -38,7 +38,7 @@ class FsspecUpload:
         self.part_bytes = part_bytes_for(size)
         self._store = store
         self._size = size
-        self._target = store.hidden_path() if store.moves else store.path(key)
+        self._target = store.hidden_path() if store.moves else store.full_path(key)
         self._parts: dict[int, tuple[str, int]] = {}
         self._turn = threading.Condition()
         self._failure: BaseException | None = None
@@ -115,7 +115,7 @@ class FsspecUpload:
             with store.translated(self.key):
                 self._file.close()
                 if store.moves:
-                    path = store.path(self.key)
+                    path = store.full_path(self.key)
                     store.fs.makedirs(store.fs._parent(path), exist_ok=True)
                     store.replace(self._target, path)
         return store.checked(self.key, self._size)

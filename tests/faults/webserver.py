@@ -11,6 +11,7 @@ and returns True, or returns False.
 
 from __future__ import annotations
 
+import hashlib
 import socket
 import struct
 import threading
@@ -130,6 +131,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Accept-Ranges", "bytes")
         for name, value in (headers or {}).items():
             self.send_header(name, value)
+        if (path := self.server.owner.folder / self.path.lstrip("/")).is_file():
+            self.send_header("ETag", f'"{hashlib.sha1(path.read_bytes()).hexdigest()}"')
         self.end_headers()
         if body:
             self.wfile.write(data)

@@ -7,11 +7,14 @@ import pytest
 from datasync.errors import UnsupportedError
 from datasync.ops import receipts
 from datasync.replicate import lease, replicate, transfer
+from datasync.replicate.run import unchanged
 from datasync.replicate.verify import verify
 from datasync.storage import open_store
+from datasync.storage.base import TIME_TAG
 from datasync.storage.local import LocalStore
 from tests.faults.webserver import WebServer, truncate
-from tests.replicate.kit import QUICK, data_of, make_dataset, make_shards, publish_dataset, write_tree
+from tests.replicate.hub import Hub
+from tests.replicate.kit import QUICK, Spy, data_of, make_dataset, make_shards, publish_dataset, write_tree
 from tests.storage.sftpserver import PASSWORD, USER, sftp_server
 
 
@@ -74,6 +77,36 @@ def test_a_tree_goes_there_with_its_deletions(place, tmp_path):
     assert data_of(place) == data_of(source)
 
 
+def test_nothing_to_do_is_known_by_the_stores_own_tags_and_never_by_times(place, tmp_path):
+    source = LocalStore(tmp_path / "a")
+    make_dataset(source, count=3)
+    for start, end in ((source, place), (place, LocalStore(tmp_path / "back"))):
+        one(start, end)
+        tells = not place.stat("index.json").etag.startswith(TIME_TAG)
+        assert bool(unchanged(start, {"there": end})) == tells
+    # Somebody exchanges the index at the copy for one of the same size.
+    index = place.read("index.json")
+    place.write("index.json", index.replace(b'"samples": 10', b'"samples": 99', 1))
+    assert unchanged(source, {"there": place}) == {}
+    one(source, place)
+    assert place.read("index.json") == index
+
+
+def test_a_tree_that_did_not_change_is_not_read_again_where_the_store_can_tell(place, tmp_path):
+    write_tree(tmp_path / "a", {f"f{n}": bytes([n]) * 1000 for n in range(5)})
+    one(LocalStore(tmp_path / "a"), place)
+    (tmp_path / "copy").mkdir()
+    source, b = Spy(place), LocalStore(tmp_path / "b")
+    assert one(source, b, as_tree=True).state == "published"
+    tells = not place.stat("f0").etag.startswith(TIME_TAG)
+    place.write("f1", b"x" * 1000)  # the same size, perhaps in the same second
+    source.calls.clear()
+    assert one(source, b, as_tree=True).tally.copied == 1
+    assert data_of(b) == data_of(place)
+    read = {key for operation, key in source.calls if operation.startswith(("read", "stream"))}
+    assert ("f0" in read) != tells
+
+
 # Web servers: to read from
 
 
@@ -85,6 +118,7 @@ def test_a_web_server_is_a_source(tmp_path):
         assert one(source, b).state == "published"
         assert data_of(b) == data_of(LocalStore(tmp_path / "www" / "emoji"))
         assert receipts.read(b).objects == len(shards)
+        assert unchanged(source, {"b": b})
         with pytest.raises(UnsupportedError, match="only be read"):
             source.write("x", b"1")
 
@@ -111,3 +145,20 @@ def test_a_web_server_without_ranges_gives_whole_objects(tmp_path):
         outcome = one(source, b)
         assert outcome.error is None
         assert data_of(b) == data_of(LocalStore(tmp_path / "www" / "emoji"))
+
+
+# A hub of datasets: to read from
+
+
+@pytest.mark.parametrize("as_tree", [False, True])
+def test_a_hub_is_a_source(tmp_path, as_tree):
+    pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
+    make_dataset(LocalStore(tmp_path / "hub" / "emoji"), count=3)
+    with Hub(tmp_path / "hub") as endpoint:
+        source = open_store("hf://datasets/user/data/emoji", options={"endpoint": endpoint, "token": False})
+        b = LocalStore(tmp_path / "b")
+        outcome = one(source, b, as_tree=as_tree)
+        assert (outcome.state, outcome.tally.copied) == ("published", 4 if as_tree else 3)
+        assert data_of(b) == data_of(LocalStore(tmp_path / "hub" / "emoji"))
+        assert one(source, b, as_tree=as_tree).tally.copied == 0
+        assert bool(unchanged(source, {"b": b})) != as_tree
