@@ -2,13 +2,15 @@
 
     _datasync/jobs/<job>/files     of each file: digest of its name, bytes, version (shards.sources.files)
 
-A job counts while its shards are in the index. Of what it had read, files that are as they were are left out,
-and one that has changed is an error: its old rows are in the dataset, and nothing says which.
+A job counts while all of its shards are in the index, where they stand one behind another. Of what it had read,
+files that are as they were are left out, and one that has changed is an error: its old rows are in the dataset,
+and nothing says which.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,17 +38,27 @@ def identities(files: FileList) -> bytes:
     return zstandard.ZstdCompressor(level=1).compress(_rows(files).tobytes())
 
 
+def run_of(names: Sequence[str]) -> dict[str, Any]:
+    """What tells the shards of a job, which stand one behind another in an index, from any others."""
+    digest = hashlib.sha256("\n".join(names).encode()).hexdigest()
+    return {"first": names[0], "count": len(names), "sha256": digest}
+
+
 def read_known(sink: Sink, before: Mapping[str, Current]) -> Rows:
     """The files whose rows are in the datasets that are published now, sorted by digest of their name."""
     names = {
-        split: {shard.stored.basename for shard in current.index.shards} if current.index else set()
+        split: [shard.stored.basename for shard in current.index.shards] if current.index else []
         for split, current in before.items()
     }
+    places = {split: {name: at for at, name in enumerate(found)} for split, found in names.items()}
     found = [np.empty(0, _ROW)]
     for name in jobs(sink):
         done = Journal(sink, name).done()
-        if done is None or not any(
-            first in names.get(split, ()) for split, first in done.get("first", {}).items()
+        made = done.get("made", {}) if done is not None else {}
+        if not made or not all(
+            (at := places.get(split, {}).get(run["first"])) is not None
+            and run_of(names[split][at : at + run["count"]]) == run
+            for split, run in made.items()
         ):
             continue
         key = f"{JOBS}{name}/files"

@@ -449,7 +449,7 @@ def _commit(
         published.append(commit.publish(sink, prefix, entries, was, append=description["append"]))
         summary["versions"][split] = published[-1].version
         if entries:
-            summary["first"][split] = commit.stored_name(entries[0])
+            summary["made"][split] = appended.run_of([commit.stored_name(entry) for entry in entries])
         if description["append"]:
             summary["shards"][split] = [commit.stored_name(entry) for entry in entries]
     bad = list(commit.quarantine_of(records))

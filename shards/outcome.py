@@ -67,7 +67,7 @@ def summarize(records: commit.Records, description: Mapping[str, Any]) -> dict[s
         "skipped": sum(record["skipped"] for record in records.values()),
         "examples": examples[:5],
         "versions": {},
-        "first": {},
+        "made": {},
         "shards": {},
     }
 

@@ -52,6 +52,21 @@ def test_appending_a_part_of_what_a_metadata_file_names_is_refused(tmp_path: Pat
         convert(folder, tmp_path / "out", append=True)
 
 
+def test_a_file_that_a_newer_dataset_was_made_without_is_new_to_it(tmp_path: Path) -> None:
+    """The first shards of both are the same, since the first file is."""
+    first = jsonl(tmp_path / "in" / "a.jsonl", 300)
+    (tmp_path / "in" / "b.jsonl").write_text('{"id": 7, "text": "b", "score": 0.5}\n')
+    convert(tmp_path / "in", tmp_path / "out", size_limit=4096)
+    (tmp_path / "in" / "b.jsonl").rename(tmp_path / "b.jsonl")
+    convert(tmp_path / "in", tmp_path / "out", size_limit=4096)
+    assert len(rows(tmp_path / "out")) == 300
+    (tmp_path / "b.jsonl").rename(tmp_path / "in" / "b.jsonl")
+    added = convert(tmp_path / "in", tmp_path / "out", size_limit=4096, append=True)
+    assert (added.finished, added.rows) == (False, 1)
+    assert rows(tmp_path / "out") == [*first, {"id": 7, "text": "b", "score": 0.5}]
+    assert convert(tmp_path / "in", tmp_path / "out", size_limit=4096, append=True).finished
+
+
 def test_a_split_that_has_no_rows_yet_is_appended_to(tmp_path: Path) -> None:
     shares = {"train": 0.999999, "val": 0.000001}
     jsonl(tmp_path / "a.jsonl", 3)
