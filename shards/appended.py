@@ -2,9 +2,9 @@
 
     _datasync/jobs/<job>/files     of each file: digest of its name, bytes, version (shards.sources.files)
 
-A job counts while all of its shards are in the index, where they stand one behind another. Of what it had read,
-files that are as they were are left out, and one that has changed is an error: its old rows are in the dataset,
-and nothing says which.
+A job counts while all of its shards are in the index, where they stand one behind another. Of what it had
+read, files that are as they were are left out, and one that has changed is an error: its old rows are in
+the dataset, and nothing says which.
 """
 
 from __future__ import annotations
