@@ -73,7 +73,10 @@ def convert(
     sink = LocalSink(out) if isinstance(out, str | Path) else out
     refuse_nesting([source] if isinstance(source, str | Path) else source, sink)
     before = {split: commit.current(sink, prefix_of(split)) for split in asked.split or [""]}
-    known = appended.read_known(sink, before) if asked.append else None
+    known = None
+    if asked.append:
+        _settle(sink, before)
+        known = appended.read_known(sink, before)
     first = source if isinstance(source, str | Path) else next(iter(source), "")
     try:
         with Progress(f"look at {os.path.basename(os.fspath(first).rstrip('/'))}", quiet=asked.quiet):
@@ -137,6 +140,31 @@ def refuse_nesting(sources: Sequence[str | Path], sink: Sink) -> None:
                 f"the destination {sink.url} lies inside the source {folder}",
                 mend="choose a folder beside it",
             )
+
+
+def _settle(sink: Sink, before: Mapping[str, commit.Current]) -> None:
+    """Close the journals of jobs that were killed between publishing and saying so."""
+    there = {
+        split: [shard.stored.basename for shard in now.index.shards] if now.index is not None else []
+        for split, now in before.items()
+    }
+    for name in jobs(sink):
+        journal = Journal(sink, name)
+        description = journal.description()
+        if description is None or journal.done() is not None or set(description["splits"]) != set(there):
+            continue
+        records = journal.records()
+        made = {
+            split: [commit.stored_name(entry) for entry in commit.entries_of(records, split)]
+            for split in there
+        }
+        whole = len(records) == description["tasks"] and any(made.values())
+        if description["append"]:
+            published = all(set(made[split]) <= set(there[split]) for split in there)
+        else:
+            published = made == there
+        if whole and published:
+            _commit(sink, journal, description, records, before)
 
 
 class _Run:

@@ -9,6 +9,8 @@ import pytest
 
 from shards.convert import convert, merge
 from shards.errors import UsageError
+from shards.journal import Journal, jobs
+from shards.sink import LocalSink
 from tests.shards.corpus import image_bytes, jsonl, rows
 
 
@@ -65,6 +67,26 @@ def test_a_file_that_a_newer_dataset_was_made_without_is_new_to_it(tmp_path: Pat
     assert (added.finished, added.rows) == (False, 1)
     assert rows(tmp_path / "out") == [*first, {"id": 7, "text": "b", "score": 0.5}]
     assert convert(tmp_path / "in", tmp_path / "out", size_limit=4096, append=True).finished
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_job_that_was_killed_behind_its_index_is_known_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: int
+) -> None:
+    """The instant between publishing and saying so, of the first job or of one that appends."""
+    made = []
+    for number, name in enumerate("abc"):
+        made += jsonl(tmp_path / "in" / f"{name}.jsonl", 20 + number)
+        with monkeypatch.context() as patched:
+            if number == which:
+                patched.setattr(Journal, "finish", lambda *_: (_ for _ in ()).throw(SystemExit))
+                with pytest.raises(SystemExit):
+                    convert(tmp_path / "in", tmp_path / "out", append=number > 0)
+            else:
+                convert(tmp_path / "in", tmp_path / "out", append=number > 0)
+        assert rows(tmp_path / "out") == made
+    sink = LocalSink(tmp_path / "out")
+    assert all(Journal(sink, name).done() for name in jobs(sink))
 
 
 def test_a_split_that_has_no_rows_yet_is_appended_to(tmp_path: Path) -> None:
