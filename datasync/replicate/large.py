@@ -219,6 +219,9 @@ class _Part:
 
         try:
             if sending.error is None:
+                sending.upload.wait_turn(
+                    self.number
+                )  # without a slot: the part before it may need the last one
                 tag = retrying(send, seconds=lane.retry_seconds, stop=self.mover.stop)
                 sending.tags[self.number] = tag
                 if (begun := lane.uploads.get(self.item.key)) is not None:

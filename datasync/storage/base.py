@@ -96,8 +96,12 @@ class Upload(Protocol):
     def put(self, number: int, data: Buffer, *, crc32c: int | None = None) -> str:
         """Store part `number` (from 1) and return its tag. Putting a part again replaces it."""
 
+    def wait_turn(self, number: int) -> None:
+        """Wait until part `number` may be put, in a store that takes parts in order; who waits here must not
+        hold what the parts before it need."""
+
     def give_up(self) -> None:
-        """A part will not come: whoever waits for it, in a store that takes parts in order, goes on."""
+        """A part will not come: whoever waits for its turn goes on, and fails."""
 
     def parts(self) -> dict[int, tuple[str, int]]:
         """Parts that the store already holds: number -> (tag, bytes)."""

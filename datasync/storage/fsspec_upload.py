@@ -71,9 +71,8 @@ class FsspecUpload:
                 f"part {number} for {self._store.url}/{self.key} is not what was meant", mend="read it again"
             )
         tag = f"{len(view):x}-{value:08x}"
+        self.wait_turn(number)
         with self._turn:
-            while len(self._parts) + 1 < number and self._failure is None:
-                self._turn.wait()
             if self._failure is not None:
                 raise self._broken()
             if number in self._parts:
@@ -90,6 +89,11 @@ class FsspecUpload:
             self._parts[number] = tag, len(view)
             self._turn.notify_all()
         return tag
+
+    def wait_turn(self, number: int) -> None:
+        with self._turn:
+            while len(self._parts) + 1 < number and self._failure is None:
+                self._turn.wait()
 
     def give_up(self) -> None:
         """A part will not come: those that wait for it need not."""

@@ -146,6 +146,9 @@ class _PacedUpload:
         self._pace.take(memoryview(data).nbytes)
         return self._upload.put(number, data, crc32c=crc32c)
 
+    def wait_turn(self, number: int) -> None:
+        self._upload.wait_turn(number)
+
     def give_up(self) -> None:
         self._upload.give_up()
 

@@ -66,6 +66,19 @@ def test_a_dataset_goes_there_and_comes_back(place, tmp_path):
     assert data_of(place).keys() >= shards.keys()
 
 
+def test_parts_that_go_in_order_do_not_starve_each_other_of_slots(tmp_path, monkeypatch):
+    """However few operations at once the endpoint takes, and in whatever order threads wake up."""
+    from datasync.replicate import limits
+
+    monkeypatch.setattr(limits, "_by_endpoint", {})
+    place = open_store(f"memory://{tmp_path.name}")
+    limits.concurrency_of(place).limit = limits.concurrency_of(place).most = 1
+    source = LocalStore(tmp_path / "a")
+    publish_dataset(source, make_shards(2, size=34 << 20, seed="large"))
+    assert one(source, place).state == "published"
+    assert data_of(place) == data_of(source)
+
+
 def test_a_tree_goes_there_with_its_deletions(place, tmp_path):
     source = LocalStore(tmp_path / "a")
     write_tree(tmp_path / "a", {f"folder {n % 3}/f{n}": bytes([n]) * 1000 for n in range(12)})
