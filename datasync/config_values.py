@@ -22,6 +22,7 @@ _SIZES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _SIZES |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 _BITS = {"bit": 1 / 8, "kbit": 10**3 / 8, "mbit": 10**6 / 8, "gbit": 10**9 / 8}
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_LONGEST_SECONDS = 3653 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,15 +155,18 @@ def rate(value: object, place: Place) -> float | None:
 
 
 def duration(value: object, place: Place) -> float:
-    """Seconds: a number, or a text such as ``90s``, ``1h30m``, ``7d``."""
+    """Seconds: a number, or a text such as ``90``, ``90s``, ``1h30m``, ``7d``."""
     if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
-        return float(value)
-    compact = value.replace(" ", "") if isinstance(value, str) else ""
-    if not re.fullmatch(r"(\d+(\.\d+)?[smhd])+", compact):
-        raise place.wrong(f"{value!r} is no duration", 'write seconds, or "90s", "1h30m", "7d"')
-    return sum(
-        float(amount) * _SECONDS[unit] for amount, _, unit in re.findall(r"(\d+(\.\d+)?)([smhd])", compact)
-    )
+        seconds = float(value)
+    else:
+        text = value.strip() if isinstance(value, str) else ""
+        if not re.fullmatch(r"\d+(\.\d+)?|(\d+(\.\d+)? ?[smhd] *)+", text):
+            raise place.wrong(f"{value!r} is no duration", 'write seconds, or "90s", "1h30m", "7d"')
+        parts = re.findall(r"(\d+(?:\.\d+)?) ?([smhd]?)", text)
+        seconds = sum(float(amount) * _SECONDS[unit or "s"] for amount, unit in parts)
+    if seconds > _LONGEST_SECONDS:
+        raise place.wrong(f"{value!r} is longer than ten years", "write less")
+    return seconds
 
 
 def timetable(value: object, place: Place) -> Timetable:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from datasync import config_values
 from datasync.config import Config, find_file
 from datasync.errors import StoreError, UsageError
 
@@ -197,3 +198,23 @@ def test_a_configuration_pickles(tmp_path: Path) -> None:
     again = pickle.loads(pickle.dumps(config))
     assert again == config
     assert os.fspath(again.path) == str(tmp_path / "datasync.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 90), ("1.5", 1.5), (90, 90), ("90s", 90), ("1h30m", 5400), ("1 h 30 m", 5400), ("7d", 604_800)],
+)
+def test_durations(text: object, seconds: float) -> None:
+    assert config_values.duration(text, config_values.Place("--timeout")) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-5", "1x", "h", "5 5", True, -1, float("nan"), None])
+def test_what_is_no_duration(text: object) -> None:
+    with pytest.raises(UsageError, match="no duration"):
+        config_values.duration(text, config_values.Place("--timeout"))
+
+
+@pytest.mark.parametrize("text", ["999999999d", "99999999999", float("inf"), 1e20])
+def test_a_duration_that_no_clock_counts_is_refused(text: object) -> None:
+    with pytest.raises(UsageError, match="longer than ten years"):
+        config_values.duration(text, config_values.Place("--timeout"))

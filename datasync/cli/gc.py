@@ -30,28 +30,32 @@ def gc(
     from dataclasses import asdict
 
     from datasync.cli import load_config
+    from datasync.cli.several import Several
     from datasync.ops.gc import gc as collect
     from datasync.ops.targets import locate
     from shards.progress import format_bytes
 
-    config = load_config()
+    config, several = load_config(), Several()
     documents = []
     for spec in names:
-        name, place, store = locate(config, spec, cluster)
-        found = collect(store, name=name, keep=keep, apply=apply)
-        documents.append(asdict(found))
-        if json_output:
-            continue
-        kept = ", ".join(f"{version[:6]}…" for version in found.kept)
-        if not found.removed:
-            print(f"{name} on {place}   nothing to remove · kept {kept}")
-            continue
-        gone = ", ".join(f"{version[:6]}…" for version in found.removed)
-        verb = "removed" if apply else "would remove"
-        more = "" if apply else " · run again with --apply"
-        print(
-            f"{name} on {place}   {verb} {gone}: {found.objects:,} objects ({format_bytes(found.bytes)})"
-            f" · kept {kept}{more}"
-        )
+        with several.each(spec):
+            name, place, store = locate(config, spec, cluster)
+            found = collect(store, name=name, keep=keep, apply=apply)
+            documents.append(asdict(found))
+            if json_output:
+                continue
+            kept = ", ".join(f"{version[:6]}…" for version in found.kept)
+            if not found.removed:
+                print(f"{name} on {place}   nothing to remove · kept {kept}")
+                continue
+            gone = ", ".join(f"{version[:6]}…" for version in found.removed)
+            verb = "removed" if apply else "would remove"
+            more = "" if apply else " · run again with --apply"
+            print(
+                f"{name} on {place}   {verb} {gone}: {found.objects:,} objects ({format_bytes(found.bytes)})"
+                f" · kept {kept}{more}"
+            )
     if json_output:
-        print(json.dumps({"garbage": documents}, indent=1, ensure_ascii=False))
+        document = {"garbage": documents, "errors": several.as_json()}
+        print(json.dumps(document, indent=1, ensure_ascii=False))
+    several.end()

@@ -34,6 +34,7 @@ def repair(
     import sys
 
     from datasync.cli import load_config
+    from datasync.cli.several import Several
     from datasync.config_values import Place, duration
     from datasync.ops.targets import destination, is_place, locate, split
     from datasync.ops.targets import replicas as every_replica
@@ -44,52 +45,53 @@ def repair(
     from shards.progress import format_bytes
 
     seconds = duration(max_runtime, Place("--max-runtime")) if max_runtime is not None else None
-    config, stop = load_config(), Stop()
+    config, stop, several = load_config(), Stop(), Several()
     documents, left = [], 0
     with stop_on_signals(stop), stop_after(stop, seconds):
         for spec in names:
-            name, place, store = locate(config, spec, cluster)
-            if source:
-                # A place given exactly is the dataset itself; a cluster holds it under its name.
-                replicas = [
-                    config.resolve(s)
-                    if is_place(s) and s not in config.clusters
-                    else destination(config, s, name)
-                    for s in split(source)
-                ]
-            else:
-                replicas = list(every_replica(config, name, {identity(store)}))
-            replicas = [replica for replica in replicas if identity(replica) != identity(store)]
-            result = fetch(store, replicas, name=name, stop=stop, quiet=quiet or json_output)
-            left += len(result.left)
-            documents.append(
-                {
-                    "name": name,
-                    "url": result.url,
-                    "version": result.version,
-                    "damaged": result.damaged,
-                    "repaired": result.repaired,
-                    "repaired_bytes": result.repaired_bytes,
-                    "left": {key: error.message for key, error in result.left.items()},
-                    "finished": result.finished,
-                }
-            )
-            if not json_output:
-                outcome = (
-                    "whole"
-                    if not result.left and result.finished
-                    else f"{len(result.left):,} could not be repaired"
+            with several.each(spec):
+                name, place, store = locate(config, spec, cluster)
+                if source:
+                    # A place given exactly is the dataset itself; a cluster holds it under its name.
+                    replicas = [
+                        config.resolve(s)
+                        if is_place(s) and s not in config.clusters
+                        else destination(config, s, name)
+                        for s in split(source)
+                    ]
+                else:
+                    replicas = list(every_replica(config, name, {identity(store)}))
+                replicas = [replica for replica in replicas if identity(replica) != identity(store)]
+                result = fetch(store, replicas, name=name, stop=stop, quiet=quiet or json_output)
+                left += len(result.left)
+                documents.append(
+                    {
+                        "name": name,
+                        "url": result.url,
+                        "version": result.version,
+                        "damaged": result.damaged,
+                        "repaired": result.repaired,
+                        "repaired_bytes": result.repaired_bytes,
+                        "left": {key: error.message for key, error in result.left.items()},
+                        "finished": result.finished,
+                    }
                 )
-                print(
-                    f"{name} {result.version[:6]}… on {place}   {result.damaged:,} bad or missing ·"
-                    f" {result.repaired:,} repaired ({format_bytes(result.repaired_bytes)}) · {outcome}"
-                )
-            for error in list(result.left.values())[:10]:
-                print(f"error: {error}", file=sys.stderr)
+                if not json_output:
+                    outcome = "whole" if result.finished else "stopped; run again to continue"
+                    if result.left:
+                        outcome = f"{len(result.left):,} could not be repaired"
+                    print(
+                        f"{name} {result.version[:6]}… on {place}   {result.damaged:,} bad or missing ·"
+                        f" {result.repaired:,} repaired ({format_bytes(result.repaired_bytes)}) · {outcome}"
+                    )
+                for error in list(result.left.values())[:10]:
+                    print(f"error: {error}", file=sys.stderr)
             if stop.event.is_set():
                 break
     if json_output:
-        print(json.dumps({"repairs": documents}, indent=1, ensure_ascii=False))
+        document = {"repairs": documents, "errors": several.as_json()}
+        print(json.dumps(document, indent=1, ensure_ascii=False))
+    several.end()
     if left:
         raise typer.Exit(3)
     if stop.event.is_set():

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from datasync.replicate.verify import Report
 
 
 def verify(
@@ -41,61 +44,74 @@ def verify(
     from dataclasses import asdict
 
     from datasync.cli import load_config
+    from datasync.cli.several import Several
     from datasync.config_values import Place, duration, share
     from datasync.errors import UsageError
     from datasync.ops.targets import locate
     from datasync.replicate import Stop
     from datasync.replicate.control import stop_after, stop_on_signals
-    from datasync.replicate.verify import FULL, QUICK, SAMPLE, Finding, Report
+    from datasync.replicate.verify import FULL, QUICK, SAMPLE, Finding
     from datasync.replicate.verify import verify as check
-    from shards.progress import format_bytes, format_count
 
     if sum((full, quick, sample is not None)) > 1:
         raise UsageError("--full, --quick and --sample exclude each other", mend="give one of them")
     part = share(sample, Place("--sample")) if sample is not None else 1.0
     mode = SAMPLE if sample is not None else QUICK if quick else FULL
     seconds = duration(max_runtime, Place("--max-runtime")) if max_runtime is not None else None
-    config, stop = load_config(), Stop()
+    config, stop, several = load_config(), Stop(), Several()
     reports: list[Report] = []
 
     with stop_on_signals(stop), stop_after(stop, seconds):
         for spec in names:
-            name, place, store = locate(config, spec, cluster)
+            with several.each(spec):
+                name, place, store = locate(config, spec, cluster)
 
-            def tell(finding: Finding, place: str = place) -> None:
-                where = f"quarantined as {finding.quarantined}" if finding.quarantined else f"on {place}"
-                print(f"{finding.message}   ({where})", file=sys.stderr)
+                def tell(finding: Finding, place: str = place) -> None:
+                    where = f"quarantined as {finding.quarantined}" if finding.quarantined else f"on {place}"
+                    print(f"{finding.message}   ({where})", file=sys.stderr)
 
-            report = check(
-                store,
-                name=name,
-                mode=mode,
-                share=part,
-                stop=stop,
-                quiet=quiet or json_output,
-                on_finding=tell,
-            )
-            reports.append(report)
-            if not json_output:
-                read = (
-                    ""
-                    if mode == QUICK
-                    else f" · {report.hashed:,} read ({format_bytes(report.hashed_bytes)})"
+                report = check(
+                    store,
+                    name=name,
+                    mode=mode,
+                    share=part,
+                    stop=stop,
+                    quiet=quiet or json_output,
+                    on_finding=tell,
                 )
-                end = "" if report.finished else " so far, stopped"
-                bad = f"{len(report.findings):,} bad or missing" if report.findings else "all good"
-                print(
-                    f"{name} {report.version[:6]}… on {place}   {format_count(report.objects, 'object')} ·"
-                    f" {format_bytes(report.bytes)}{read} · {bad}{end}"
-                )
-                if report.findings:
-                    option = f" --cluster {cluster}" if cluster is not None else ""
-                    print(f"  mend: datasync repair {spec}{option}", file=sys.stderr)
+                reports.append(report)
+                if not json_output:
+                    print(_line(name, place, report, mode))
+                    if report.findings:
+                        option = f" --cluster {cluster}" if cluster is not None else ""
+                        print(f"  mend: datasync repair {spec}{option}", file=sys.stderr)
             if stop.event.is_set():
                 break
     if json_output:
-        print(json.dumps({"reports": [asdict(report) for report in reports]}, indent=1, ensure_ascii=False))
+        document = {"reports": [asdict(report) for report in reports], "errors": several.as_json()}
+        print(json.dumps(document, indent=1, ensure_ascii=False))
+    several.end()
     if any(report.findings for report in reports):
         raise typer.Exit(3)
     if stop.event.is_set():
         raise typer.Exit(stop.exit_code)
+
+
+def _line(name: str, place: str, report: Report, mode: str) -> str:
+    """One line: what was looked at, and how it is."""
+    from datasync.replicate.verify import QUICK
+    from shards.progress import format_bytes, format_count
+
+    parts = [
+        f"{name} {report.version[:6]}… on {place}   {format_count(report.objects, 'object')}",
+        format_bytes(report.bytes),
+    ]
+    if mode != QUICK:
+        parts.append(f"{report.hashed:,} read ({format_bytes(report.hashed_bytes)})")
+    if report.findings:
+        parts.append(f"{len(report.findings):,} bad or missing")
+    elif mode == QUICK or report.hashed or not report.objects:
+        parts.append("all good")
+    else:
+        parts.append("none due this time")
+    return " · ".join(parts) + ("" if report.finished else " so far, stopped")

@@ -14,7 +14,7 @@ from datasync.replicate.lease import held
 from datasync.replicate.repair import repair
 from datasync.replicate.verify import verify
 from datasync.storage.local import LocalStore
-from tests.replicate.kit import QUICK, Spy, data_of, make_dataset
+from tests.replicate.kit import QUICK, Spy, data_of, datasync, make_dataset
 
 
 @pytest.fixture(params=["local", "s3"])
@@ -238,3 +238,29 @@ def test_with_keys_that_may_only_read_findings_are_told_and_not_recorded(copy):
     assert {finding.key for finding in report.findings} == {flipped, cut, gone}
     assert all(finding.quarantined is None for finding in report.findings)
     assert {info.key: b.inner.read(info.key) for info in b.inner.list()} == before
+
+
+@pytest.mark.parametrize("command", ["verify", "repair", "gc"])
+def test_one_dataset_that_fails_does_not_keep_the_others(tmp_path, command):
+    (tmp_path / "datasync.toml").write_text('[clusters.a]\nurl = "a"\n[clusters.b]\nurl = "b"\n')
+    make_dataset(LocalStore(tmp_path / "a" / "good"))
+    datasync("replicate", "good", "--from", "a", "--to", "b", cwd=tmp_path)
+    done = datasync(command, "nothing", "good", "--cluster", "b", "--json", cwd=tmp_path, check=1)
+    document = json.loads(done.stdout)
+    assert list(document.pop("errors")) == ["nothing"]
+    ((found,),) = document.values()
+    assert found["name"] == "good" or found["url"].endswith("/good")
+    assert done.stderr.count("error: ") == 1
+
+
+def test_a_sample_that_had_nothing_to_read_does_not_say_all_good(tmp_path):
+    (tmp_path / "datasync.toml").write_text('[clusters.a]\nurl = "a"\n[clusters.b]\nurl = "b"\n')
+    make_dataset(LocalStore(tmp_path / "a" / "one"), count=1)
+    datasync("replicate", "one", "--from", "a", "--to", "b", cwd=tmp_path)
+    told = [
+        datasync("verify", "one", "--cluster", "b", "--sample", "50%", cwd=tmp_path).stdout for _ in range(2)
+    ]
+    assert sorted("1 read" in line for line in told) == [False, True]
+    for line in told:
+        assert ("all good" in line) == ("1 read" in line)
+        assert ("none due this time" in line) == ("0 read" in line)
