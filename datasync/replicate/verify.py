@@ -236,8 +236,7 @@ class _Scrub:
         done = self._resume()
         for place, found in wrong:
             (item,) = items(self.table, place, self.hashes)
-            if self._is_due(item):
-                self._bad(item, "size", f"{item.key} has {found:,} bytes, expected {item.bytes:,}")
+            self._bad(item, "size", f"{item.key} has {found:,} bytes, expected {item.bytes:,}")
         if report.mode != QUICK:
             self._hash_all(good, done)
         report.finished = not self.stop.event.is_set()
@@ -290,7 +289,7 @@ class _Scrub:
         return retrying(listed)
 
     def _is_due(self, item: Item) -> bool:
-        """Whether this run looks at an object closely; sizes are looked at always when quick."""
+        """Whether this run reads an object; names and sizes are looked at always."""
         if self.stripes == 1:
             return True
         name = item.sha256 or hashlib.sha256(item.key.encode()).hexdigest()

@@ -264,3 +264,14 @@ def test_a_sample_that_had_nothing_to_read_does_not_say_all_good(tmp_path):
     for line in told:
         assert ("all good" in line) == ("1 read" in line)
         assert ("none due this time" in line) == ("0 read" in line)
+
+
+def test_a_sample_names_every_object_of_another_size(tmp_path):
+    a, b = LocalStore(tmp_path / "a"), LocalStore(tmp_path / "b")
+    shards = make_dataset(a, count=8)
+    replicate(a, {"b": b}, name="emoji", options=QUICK)
+    for key in shards:
+        b.write(key, b"short")
+    report = verify(b, name="emoji", mode="sample", share=0.05, quiet=True)
+    assert {finding.key for finding in report.findings} == set(shards)
+    assert {finding.problem for finding in report.findings} == {"size"}
