@@ -28,7 +28,6 @@ import urllib.error
 import urllib.request
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,17 +129,17 @@ def _closed(
     folder = state_folder(config.path)
     record["finished"] = datetime.now().isoformat(timespec="seconds")
     record["seconds"] = round((datetime.now() - began).total_seconds(), 3)
-    log_file = Path(policy.log) if policy.log else folder / f"{policy.name}.jsonl"
-    # A run that nobody can see afterwards is no good run: the hooks are told, and no heartbeat goes out.
-    for what, write in (
-        ("the log", partial(_write_line, log_file, record)),
-        ("the state", partial(_remember, folder, policy, before, record)),
-    ):
-        try:
-            write()
-        except OSError as error:
-            record["errors"].append(f"{what} could not be written: {error}")
+    # A log that was asked for and cannot be written fails the run, so that the hook hears of it and no heartbeat
+    # goes out. The state is this tool's own: without it, recovery and missed runs are not noticed.
+    try:
+        _write_line(Path(policy.log) if policy.log else folder / f"{policy.name}.jsonl", record)
+    except OSError as error:
+        if policy.log is None:
+            log.warning("the log could not be written: %s", error)
+        else:
+            record["errors"].append(f"the log could not be written: {error}")
             record["exit_code"] = record["exit_code"] or 1
+    _guarded("state", lambda: _remember(folder, policy, before, record))
     if policy.metrics:
         _guarded("metrics", lambda: write_metrics(Path(str(policy.metrics)), policy, record, before))
     _tell(policy, before, record)

@@ -153,6 +153,16 @@ def test_a_log_that_cannot_be_written_is_a_failure_that_the_hook_hears_of(work):
     assert "the log could not be written" in (work / "failed.json").read_text()
 
 
+def test_a_run_without_a_place_for_its_state_is_good_and_says_so(work):
+    config = work / "datasync.toml"
+    config.write_text(config.read_text().replace('log = "runs.jsonl"\n', ""))
+    (work / "state").write_text("a file in the way")
+    done = run(work)
+    assert "state: " in done.stderr
+    assert "the log could not be written" in done.stderr
+    assert receipts.read(LocalStore(work / "b" / "emoji")).whole
+
+
 def test_a_defect_is_a_failure_that_the_hook_hears_of(work, monkeypatch):
     from datasync.config import Config
     from datasync.replicate import Stop
