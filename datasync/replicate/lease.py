@@ -44,6 +44,8 @@ TTL_SECONDS = 60.0
 _SETTLE_SECONDS = 2.0
 _RACES = 5
 
+_held: set[str] = set()  # the runs of this process that hold a lease
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
@@ -79,9 +81,12 @@ class Holder:
         )
 
     def is_gone(self) -> bool:
-        """Whether this is a process of this host that no longer runs. Unknown counts as running."""
+        """Whether this is a process of this host that no longer runs, or a run of this process that ended
+        without giving its lease back, say on a full disk. Unknown counts as running."""
         if not self.boot or (self.host, self.boot) != (socket.gethostname(), _boot()):
             return False
+        if (self.pid, self.born) == (os.getpid(), _born(os.getpid())):
+            return self.run not in _held
         return _born(self.pid) != self.born
 
     def __str__(self) -> str:
@@ -179,8 +184,14 @@ class Lease:
             if record is not None and not may_take(record, idle=self._idle(record, info)):
                 raise self._busy(record)
             mine = successor(record, Holder.here(self.command), ttl=self.ttl)
+            assert mine.holder is not None
             with contextlib.suppress(ConflictError):
-                self._take(mine, info, conditional=conditional)
+                _held.add(mine.holder.run)
+                try:
+                    self._take(mine, info, conditional=conditional)
+                except BaseException:
+                    _held.discard(mine.holder.run)
+                    raise
                 self._thread = threading.Thread(target=self._renew_loop, name="lease", daemon=True)
                 self._thread.start()
                 return
@@ -217,7 +228,11 @@ class Lease:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
         with self._lock:
-            if self._record is None or self._record.holder is None or self.lost:
+            if self._record is None or self._record.holder is None:
+                return
+            run = self._record.holder.run
+            if self.lost:
+                _held.discard(run)
                 return
             freed = replace(self._record, holder=None, renewed=time.time())
             try:
@@ -229,6 +244,7 @@ class Lease:
                     error,
                 )
             self._record = freed
+            _held.discard(run)
 
     def _look(self) -> tuple[Record | None, ObjectInfo | None]:
         for _ in range(_RACES):

@@ -176,10 +176,12 @@ def test_without_conditional_writes_one_still_wins(tmp_path, monkeypatch):
     won[0].release()
 
 
-def test_when_a_lease_may_be_taken():
+def test_when_a_lease_may_be_taken(monkeypatch):
     here, other = successor(None, Holder.here("x"), ttl=60), successor(None, elsewhere(), ttl=60)
     assert may_take(None, idle=0)
     assert may_take(replace(other, holder=None), idle=0)
+    assert may_take(here, idle=0)  # a run of this process that ended without giving it back
+    monkeypatch.setattr(leases, "_held", {here.holder.run})
     assert not may_take(here, idle=59)
     assert may_take(other, idle=61)
     dead = replace(here, holder=replace(Holder.here("x"), born="1"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
+import subprocess
 import threading
 import time
 from dataclasses import replace
@@ -621,6 +623,38 @@ def test_a_full_disk_gives_the_destination_up_and_the_rerun_completes(places):
     assert data_of(b) == data_of(source)
     assert len(b.data_writes()) <= len(shards) - 10 + 1
     assert sent
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 1 MiB, and a way to make it larger."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("this user may not mount a small disk")
+    yield folder, lambda: subprocess.run(["mount", "-o", "remount,size=16m", str(folder)], check=True)
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_disk_that_really_is_full_is_named_and_the_rerun_sends_the_rest(small_disk, tmp_path):
+    folder, enlarge = small_disk
+    source, b = LocalStore(tmp_path / "a"), LocalStore(folder / "b")
+    shards = make_dataset(source, count=30, size=60_000)
+    outcome = one(source, b)
+    assert "no space left" in str(outcome.error)
+    assert "free space" in str(outcome.error)
+    assert "index.json" not in data_of(b)
+    assert receipts.read(b) is None
+    kept = data_of(b)
+    assert all(kept[key] == shards[key] for key in kept)
+    assert not list((folder / "b").glob(".datasync-tmp/*"))
+    enlarge()
+    again = one(source, b)
+    assert again.state == "published"
+    assert again.tally.copied + len(again.tally.adopted) + len(kept) >= len(shards)
+    assert again.tally.copied <= len(shards) - len(kept)
+    assert data_of(b) == data_of(source)
 
 
 def test_a_stop_keeps_what_is_done_and_the_next_run_goes_on(places):
