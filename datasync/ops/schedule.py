@@ -129,8 +129,8 @@ def _closed(
     folder = state_folder(config.path)
     record["finished"] = datetime.now().isoformat(timespec="seconds")
     record["seconds"] = round((datetime.now() - began).total_seconds(), 3)
-    # A log that was asked for and cannot be written fails the run, so that the hook hears of it and no heartbeat
-    # goes out. The state is this tool's own: without it, recovery and missed runs are not noticed.
+    # A log that was asked for and cannot be written fails the run, so that the hook hears of it and no
+    # heartbeat goes out. The state is this tool's own: without it, recovery and missed runs go unnoticed.
     try:
         _write_line(Path(policy.log) if policy.log else folder / f"{policy.name}.jsonl", record)
     except OSError as error:
