@@ -119,6 +119,12 @@ class Feed:
         self.device, self.workers = team.device, config.data.workers
         self.dataset = open_dataset(config)
         check_columns(config.data, [source.index.columns for source in self.dataset.catalog.sources])
+        if not self.dataset.consumable():
+            raise UsageError(
+                f"the dataset has {self.dataset.epoch_size} samples, fewer than data.batch_size "
+                f"= {self.dataset.global_batch}",
+                mend='lower data.batch_size, or set data.uneven = "pad"',
+            )
         self.loader = StreamingDataLoader(
             self.dataset,
             num_workers=self.workers,
@@ -159,11 +165,7 @@ class Feed:
                 self._number += 1
                 return Drawn(self._number - 1, self._epoch, made["batches"], self._reached())
             self._batches, self._epoch = None, self._epoch + 1
-        raise UsageError(
-            f"the dataset has {self.dataset.epoch_size} samples, fewer than data.batch_size "
-            f"= {self.dataset.global_batch}",
-            mend='lower data.batch_size, or set data.uneven = "pad"',
-        )
+        raise UsageError("two epochs in a row had no batch", mend="look at the dataset: datasync inspect")
 
     def _reached(self) -> dict[str, Any]:
         return {"number": self._number, "epoch": self._epoch, "loader": self.loader.state_dict()}

@@ -368,6 +368,12 @@ class StreamingDataset(Resumable, Array, IterableDataset[dict[str, Any]]):
         See `Samples` for what the arguments mean.
         """
         self.meet_world()
+        if self.tail == "drop" and self.epoch_size < self._known_batch():
+            raise UsageError(
+                f"an epoch of {self.epoch_size} samples has no batch of {self.global_batch}, and tail='drop' "
+                "leaves out what does not fill one",
+                mend="lower the batch size, raise epoch_size, or choose another tail",
+            )
         generation = generation_of(self)
         if generation is None and not self._agreed:
             self._agreed = self._agree()

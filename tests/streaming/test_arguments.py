@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from datasync import LocalDataset, Stream, StreamingDataset
+from datasync import LocalDataset, Stream, StreamingDataLoader, StreamingDataset
 from datasync.errors import FormatError, NotFoundError, UsageError
 from tests.streaming.order_helpers import write_dataset
 
@@ -115,3 +115,11 @@ def test_a_sample_that_is_not_there_is_named(remote, tmp_path):
     assert dataset.where(39)["row"] >= 0
     with pytest.raises(IndexError, match="there are 40 samples, none at 40"):
         dataset.where(40)
+
+
+def test_an_epoch_without_a_batch_is_no_epoch(remote, tmp_path):
+    """Nothing would be trained on, and nothing said."""
+    options = {"remote": remote, "local": str(tmp_path / "cache"), "batch_size": 64}
+    message = refusal(UsageError, lambda: list(StreamingDataLoader(StreamingDataset(tail="drop", **options))))
+    assert "an epoch of 40 samples has no batch of 64" in message
+    assert [len(batch["id"]) for batch in StreamingDataLoader(StreamingDataset(**options))] == [40]
