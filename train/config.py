@@ -216,7 +216,7 @@ class DataConfig:
     shuffle: bool = True
     """Shuffle by the seed, anew in each epoch."""
     workers: int = 0
-    """Processes that decode ahead on each rank."""
+    """Processes that decode ahead on each rank. 0: a thread prepares the next batch while a step runs."""
     uneven: Literal["drop", "pad"] = "drop"
     """The last samples of an epoch that do not fill a batch: "drop" them, or "pad" with samples from its
     start."""

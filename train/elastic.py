@@ -19,16 +19,19 @@ bytes as a ring all-reduce, without its order.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+T = TypeVar("T", bound=Any)
 
-def tree_sum(leaf: Callable[[int], Tensor], n: int, first: int = 0) -> Tensor:
+
+def tree_sum(leaf: Callable[[int], T], n: int, first: int = 0) -> T:
     """The sum of leaves first … first+n-1 in the canonical order; leaves are asked for from left to right.
 
-    The returned tensor may be the first leaf, added to in place. At most log2(n) + 1 partial sums live at
+    They are added to in place, so what comes back may be the first. At most log2(n) + 1 partial sums live at
     once.
     """
     if n % 2:
@@ -49,40 +52,52 @@ def usable_ranks(atoms: int, world: int) -> int:
     return ranks
 
 
-def sum_over_ranks(partial: Tensor, world: int) -> Tensor:
-    """Add the flat partial sums of all ranks along the top of the tree; every rank gets the same bits."""
+class Gradients(list[Tensor]):
+    """The gradients of all parameters, and the loss last; added to in place."""
+
+    def __iadd__(self, other: list[Tensor]) -> Gradients:  # type: ignore[override,misc]
+        torch._foreach_add_(self, other)
+        return self
+
+
+def take_gradients(parameters: Iterable[nn.Parameter], loss: Tensor) -> Gradients:
+    """Move the gradients out of the parameters; nothing is copied."""
+    taken = Gradients()
+    for p in parameters:
+        taken.append(torch.zeros_like(p) if p.grad is None else p.grad)
+        p.grad = None
+    taken.append(loss.detach().to(torch.float32).view(1))
+    return taken
+
+
+def put_gradients(parameters: Iterable[nn.Parameter], taken: Gradients, scale: float) -> Tensor:
+    """The reverse of `take_gradients`, multiplied by `scale`; returns the loss, not multiplied."""
+    *grads, loss = taken
+    torch._foreach_mul_(grads, scale)
+    for p, grad in zip(parameters, grads, strict=True):
+        p.grad = grad
+    return loss
+
+
+@torch.no_grad()
+def sum_over_ranks(partial: Gradients, world: int) -> Gradients:
+    """Add the partial sums of all ranks along the top of the tree; every rank gets the same bits."""
     if world == 1:
         return partial
-    size = -(-partial.numel() // world)
-    mine = torch.zeros(size * world, dtype=partial.dtype, device=partial.device)
-    mine[: partial.numel()] = partial
+    count = sum(part.numel() for part in partial)
+    size = -(-count // world)
+    mine = torch.zeros(size * world, dtype=partial[0].dtype, device=partial[0].device)
+    torch.cat([part.reshape(-1) for part in partial], out=mine[:count])
     slices = torch.empty_like(mine)
     dist.all_to_all_single(slices, mine)
     rows = slices.view(world, size)
-    total = tree_sum(lambda rank: rows[rank].clone(), world)
-    _all_gather(mine, total)
-    return mine[: partial.numel()]
+    total = tree_sum(lambda rank: rows[rank], world)
+    _all_gather(mine, total.contiguous())
+    parts = mine[:count].split([part.numel() for part in partial])
+    return Gradients(part.view_as(like) for part, like in zip(parts, partial, strict=True))
 
 
 def _all_gather(whole: Tensor, mine: Tensor) -> None:
     """By its name of today, or that of before torch 2.13."""
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     gather(whole, mine)
-
-
-def take_gradients(parameters: Iterable[nn.Parameter], loss: Tensor) -> Tensor:
-    """All gradients and the loss as one flat vector; the gradients are cleared."""
-    flat = []
-    for p in parameters:
-        flat.append(torch.zeros_like(p).view(-1) if p.grad is None else p.grad.reshape(-1))
-        p.grad = None
-    return torch.cat([*flat, loss.detach().to(flat[0].dtype).view(1)])
-
-
-def put_gradients(parameters: Iterable[nn.Parameter], flat: Tensor, scale: float) -> Tensor:
-    """The reverse of `take_gradients`, multiplied by `scale`; returns the loss, not multiplied."""
-    at = 0
-    for p in parameters:
-        p.grad = (flat[at : at + p.numel()] * scale).view_as(p)
-        at += p.numel()
-    return flat[-1]

@@ -339,7 +339,7 @@ def set_up_torch(config: Config, team: Team) -> int:
     torch.set_num_threads(threads)
     if config.run.deterministic != "off":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
+        torch.set_deterministic_debug_mode("error")  # its other name imports the compiler: a second
         torch.utils.deterministic.fill_uninitialized_memory = False
     torch.set_float32_matmul_precision("high")
     return threads

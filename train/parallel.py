@@ -24,7 +24,7 @@ from shards.errors import UsageError
 from train.config import Config
 from train.distributed import Team
 from train.documents import Batch
-from train.elastic import put_gradients, sum_over_ranks, take_gradients, tree_sum, usable_ranks
+from train.elastic import Gradients, put_gradients, sum_over_ranks, take_gradients, tree_sum, usable_ranks
 from train.model.decoder import Decoder, init_weights, name_seed
 from train.plan import chosen
 
@@ -57,6 +57,7 @@ class Engine:
         self.forward: nn.Module = model
         self.parameters = list(model.parameters())
         self.forward_s = 0.0
+        self._spans: list[Span] = []
         self.reset()
         model.train()
         if self.mode == "ddp" and team.world > 1 and not self.elastic:
@@ -83,12 +84,15 @@ class Engine:
         """Leave this step's gradients in the parameters; returns this rank's part of the loss (a sum).
 
         With the elastic sum every rank returns the same: the whole loss divided by the number of ranks.
-        `forward_s` is then the seconds of the forward passes, in which a rank of DDP waits for nobody (on a
-        GPU: to launch them).
+        `forward_s` is then the seconds of the forward passes, in which a rank of DDP waits for nobody.
         """
-        self.forward_s = 0.0
-        if self.elastic:
-            return self._backward_elastic(step, batches, targets)
+        self._spans = []
+        work = self._backward_elastic if self.elastic else self._backward
+        loss = work(step, batches, targets)
+        self.forward_s = sum(span.seconds for span in self._spans)
+        return loss
+
+    def _backward(self, step: int, batches: Sequence[Batch], targets: int) -> float:
         total = torch.zeros((), device=self.team.device)
         for i, batch in enumerate(batches):
             with self._sync(i == len(batches) - 1):
@@ -100,7 +104,7 @@ class Engine:
     def _backward_elastic(self, step: int, batches: Sequence[Batch], targets: int) -> float:
         first = self.team.rank * len(batches)
 
-        def atom(i: int) -> Tensor:
+        def atom(i: int) -> Gradients:
             loss = self._loss(step, first + i, batches[i])
             loss.backward()
             return take_gradients(self.parameters, loss)
@@ -113,11 +117,12 @@ class Engine:
         """The summed loss of one microbatch; its dropout is a function of seed, step and place in the global
         batch."""
         seed_all(name_seed(self.config.run.seed, "step", step, atom))
-        started = time.perf_counter()
+        span = Span(self.team.device)
         batch = batch.to(self.team.device)
         with self.autocast():
             loss: Tensor = self.forward(batch.tokens, **batch.inputs())
-        self.forward_s += time.perf_counter() - started
+        span.end()
+        self._spans.append(span)
         return loss
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -139,6 +144,31 @@ class Engine:
         if self.sharded:
             torch.distributed.all_reduce(number)
         return number
+
+
+class Span:
+    """From now to `end` on a device, which may be behind with its work; `seconds` once it has caught up."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._from = self._mark()
+        self._to = self._from
+
+    def end(self) -> None:
+        self._to = self._mark()
+
+    @property
+    def seconds(self) -> float:
+        if self._cuda:
+            return self._from.elapsed_time(self._to) / 1000  # type: ignore[no-any-return]
+        return self._to - self._from  # type: ignore[no-any-return]
+
+    def _mark(self) -> Any:
+        if not self._cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
 
 
 def seed_all(seed: int) -> None:

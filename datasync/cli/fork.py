@@ -14,6 +14,9 @@ def fork(
     sets: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="What to change.")
     ] = None,
+    accept: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Go on although this of the data has changed.")
+    ] = None,
     into: Annotated[Path | None, typer.Option(help="The variant's folder. [default: RUN-stepN]")] = None,
     no_train: Annotated[bool, typer.Option("--no-train", help="Make the folder, and stop.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")] = False,
@@ -22,6 +25,7 @@ def fork(
 
     \b
       datasync fork runs/a --step 2000 --set optim.lr=1e-4
+      datasync fork runs/a --step 2000 --set data.remote=cleaner --accept dataset
       datasync runs runs/a runs/a-step2000 --plot compare.png
     """
     import logging
@@ -38,4 +42,4 @@ def fork(
     from train.folder import process_start
     from train.loop import run as train
 
-    print_summary(train(config, began=process_start()), as_json)
+    print_summary(train(config, accept=accept or [], began=process_start()), as_json)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+
+from tests.train.ranks import port
 
 CONFIG = """
 [run]
@@ -190,3 +194,64 @@ def test_torchrun_restarts_all_ranks_after_one_was_killed(place: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     summary = json.loads((place / "runs/torchrun/summary.json").read_text())
     assert (summary["step"], summary["attempts"]) == (6, 2)
+
+
+@pytest.mark.slow
+def test_torchrun_goes_on_with_fewer_nodes_after_one_was_lost(place: Path) -> None:
+    """Two nodes of two ranks; one is killed with its ranks; the other goes on alone, to the same bits."""
+    (place / "slowly.py").write_text(
+        "import time\n"
+        "from train.distributed import Team\n"
+        "vote = Team.vote\n"
+        "def slowly(self, step, numbers):\n"
+        "    time.sleep(0.4)\n"
+        "    return vote(self, step, numbers)\n"
+        "Team.vote = slowly\n"
+        "from datasync.cli import main\n"
+        "main()\n"
+    )
+    root, at = str(Path(__file__).resolve().parents[2]), port()
+    variables = {**os.environ, "DATASYNC_CONFIG": "clusters.toml", "PYTHONPATH": root}
+    sets = ["--set", 'run.deterministic="elastic"', "--set", "data.micro_batch=2", "--set", "run.steps=20"]
+    sets += ["--set", "model.dropout=0.1", "--set", "run.timeout_s=20"]
+    calm = datasync(place, "train", "run.toml", *sets, "--set", "run.dir=runs/calm", **variables)
+    assert calm.returncode == 0, calm.stderr
+    nodes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1:2", "--nproc-per-node", "2",
+             "--max-restarts", "3", "--rdzv-id", "x", "--rdzv-backend", "c10d",
+             "--rdzv-endpoint", f"127.0.0.1:{at}", "--local-addr", "127.0.0.1", "--rdzv-conf",
+             f"is_host={number == 0},last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=3",
+             "slowly.py", "train", "run.toml", *sets, "--set", "run.dir=runs/nodes"],
+            cwd=place, env=variables, stderr=subprocess.PIPE, text=True,
+        )
+        for number in (0, 1)
+    ]  # fmt: skip
+    metrics, deadline = place / "runs/nodes/metrics.jsonl", time.monotonic() + 120
+    try:
+        while not (metrics.exists() and len(metrics.read_text().splitlines()) >= 5):
+            assert nodes[0].poll() is None, nodes[0].communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        ranks = children(nodes[1].pid)
+        nodes[1].kill()
+        for rank in ranks:
+            os.kill(rank, signal.SIGKILL)
+        _, said = nodes[0].communicate(timeout=150)
+        assert nodes[0].returncode == 0, said
+    finally:
+        for node in nodes:
+            for pid in children(node.pid) if node.poll() is None else []:
+                os.kill(pid, signal.SIGKILL)
+            node.kill()
+            node.communicate()
+    lines = [json.loads(line) for line in (place / "runs/nodes/attempts.jsonl").read_text().splitlines()]
+    assert [line["world"] for line in lines if line["event"] == "start"] == [4, 2]
+    assert "rank 2 (" in lines[1]["cause"]
+    ends = [json.loads((place / f"runs/{name}/summary.json").read_text()) for name in ("calm", "nodes")]
+    assert ends[0]["digest"] == ends[1]["digest"]
+
+
+def children(pid: int) -> list[int]:
+    """Processes that a process has started."""
+    return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

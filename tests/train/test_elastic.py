@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from train.elastic import put_gradients, take_gradients, tree_sum, usable_ranks
+from train.elastic import put_gradients, sum_over_ranks, take_gradients, tree_sum, usable_ranks
 
 
 def leaves(n: int, seed: int) -> torch.Tensor:
@@ -74,11 +74,14 @@ def test_ranks_that_would_cut_the_tree_are_not_used(atoms: int, world: int, usab
     assert usable_ranks(atoms, world) == usable
 
 
-def test_gradients_travel_flat_and_come_back() -> None:
+def test_gradients_are_taken_added_and_put_back() -> None:
     parameters = [torch.nn.Parameter(torch.randn(3, 2)), torch.nn.Parameter(torch.randn(4))]
-    parameters[0].grad = torch.ones(3, 2)
-    flat = take_gradients(parameters, torch.tensor(7.0))
-    assert parameters[0].grad is None
-    assert float(put_gradients(parameters, flat, 0.5)) == 7.0
-    assert torch.equal(parameters[0].grad, torch.full((3, 2), 0.5))
+    taken = []
+    for value in (1.0, 2.0):
+        parameters[0].grad = torch.full((3, 2), value)
+        taken.append(take_gradients(parameters, torch.tensor(value + 6)))
+        assert parameters[0].grad is None
+    total = tree_sum(lambda i: taken[i], 2)
+    assert float(put_gradients(parameters, sum_over_ranks(total, 1), 0.5)) == 15.0
+    assert torch.equal(parameters[0].grad, torch.full((3, 2), 1.5))
     assert torch.equal(parameters[1].grad, torch.zeros(4))

@@ -111,6 +111,29 @@ def test_a_signal_saves_and_exits_with_its_code(
     assert same_steps(folder, undisturbed)
 
 
+def test_a_signal_to_the_whole_group_does_not_take_the_workers_away_before_the_save(
+    shapes: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    config, folder = write_config(shapes, tmp_path), tmp_path / "group"
+    more = ("data.workers=2", "checkpoint.every=100")
+    with subprocess.Popen(
+        command(config, shapes, folder, *more), stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("step  6/"):
+                os.killpg(process.pid, signal.SIGTERM)
+                break
+        said = process.stderr.read()
+        assert process.wait(60) == 143, said
+    assert "everything is saved" in said
+    assert "worker" not in said.lower()
+    stopped = len(records(folder))
+    run(1, *sets(shapes, folder, *more))
+    assert next(r["step"] for r in records(folder) if r["attempt"] == 2) == stopped + 1
+    assert digest(folder) == digest(undisturbed)
+
+
 def test_background_checkpoints_resume_to_the_same_bits(
     shapes: Path, undisturbed: Path, tmp_path: Path
 ) -> None:

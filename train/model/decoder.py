@@ -156,7 +156,8 @@ class Decoder(nn.Module):
         super().__init__()
         c = self.config = config
         self.vocab = vocab
-        self.embedding = nn.Embedding(vocab, c.dim)
+        # not initialised: on the meta device that would import the compiler, a second at each start
+        self.embedding = nn.Embedding.from_pretrained(torch.empty(vocab, c.dim), freeze=False)
         encoders: dict[str, nn.Module] = {}
         if "image" in media:
             encoders["image"] = (VisionTransformer if c.image.encoder == "vit" else PatchEncoder)(
