@@ -74,7 +74,14 @@ def run_and_rerun(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_fault_alone(s3_a, s3_b, kind):
-    run_and_rerun(s3_a, s3_b, seed=zlib.crc32(kind.encode()) % 1000, rate=0.1, kinds=[kind], large=kind in ("drop", "flip"))
+    run_and_rerun(
+        s3_a,
+        s3_b,
+        seed=zlib.crc32(kind.encode()) % 1000,
+        rate=0.1,
+        kinds=[kind],
+        large=kind in ("drop", "flip"),
+    )
 
 
 @pytest.mark.parametrize("seed", range(3))
