@@ -132,17 +132,18 @@ class StreamingDataLoader(DataLoader[Any]):
             and (decoder is not None or self.collate_fn is default_collate)
         )
         if isinstance(dataset, StreamingDataset) and iterates_itself(dataset) and self.batch_size is not None:
-            for worker, read, batch in self._inner_loader(
+            counted = self._inner_loader(
                 _Itself(dataset),
                 batch_size=self.batch_size,
                 drop_last=self.drop_last,
                 collate_fn=_Counted(dataset, self.collate_fn),
-            ):
+            )
+            for worker, read, batch in _given(iter(counted)):
                 self._read[worker] = read
                 yield batch
             return
         if not plain:
-            yield from super().__iter__()
+            yield from _given(super().__iter__())
             return
         assert isinstance(dataset, StreamingDataset)
         least = self.batch_size if self.drop_last and self.batch_size else 0
@@ -152,9 +153,9 @@ class StreamingDataLoader(DataLoader[Any]):
         elif self.num_workers == 0 and not self.pin_memory:
             yield from map(_collated, _long_enough(dataset.samples(batches=True), least))
         elif decoder is not None:
-            yield from self._inner_loader(_Decoded(dataset, decoder, least))
+            yield from _given(iter(self._inner_loader(_Decoded(dataset, decoder, least))))
         else:
-            for pack in self._inner_loader(_Packs(dataset)):
+            for pack in _given(iter(self._inner_loader(_Packs(dataset)))):
                 yield from pack.batches(least)
 
     def _inner_loader(self, batches: IterableDataset[Any], **shape: Any) -> DataLoader[Any]:
@@ -167,6 +168,19 @@ class StreamingDataLoader(DataLoader[Any]):
             shape = shape or {"batch_size": None, "collate_fn": _same}
             self._inner = DataLoader(batches, **shape, **options)
         return self._inner
+
+
+def _given(batches: Iterator[Any]) -> Iterator[Any]:
+    """What a DataLoader's iterator gives. When the loop ends, by an error or a break, so do its workers.
+
+    Left to the garbage collector, they would hold it up for seconds at some later time.
+    """
+    end_workers = getattr(batches, "_shutdown_workers", None)
+    try:
+        yield from batches
+    finally:
+        if end_workers is not None and not batches._persistent_workers:  # type: ignore[attr-defined]
+            end_workers()
 
 
 def _long_enough(batches: Iterable[Any], least: int) -> Iterable[Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
+import multiprocessing
 import os
 import pickle
 import subprocess
@@ -557,3 +559,20 @@ def test_a_subclass_gets_the_batches_that_the_dataset_gives(tmp_path):
     for ours, theirs in zip(plain, own, strict=True):
         assert ours["id"].tolist() == theirs["id"].tolist()
         assert [a.tobytes() for a in ours["image"]] == [b.tobytes() for b in theirs["image"]]
+
+
+def raising(samples):
+    raise RuntimeError("a bug of the user's")
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_end_with_the_loop_also_while_its_error_is_kept(remote, local, persistent):
+    loader = StreamingDataLoader(
+        dataset(remote, local), num_workers=2, collate_fn=raising, persistent_workers=persistent
+    )
+    with pytest.raises(RuntimeError, match="a bug of the user's") as kept:
+        next(iter(loader))
+    assert kept.traceback
+    assert len(multiprocessing.active_children()) == (2 if persistent else 0)
+    del loader
+    gc.collect()
