@@ -1,6 +1,7 @@
 """Reading shards: this project beside MosaicML Streaming, LitData and WebDataset, and beside the bare work.
 
-    python tests/bench/bench_stream.py [tokens] [cold] [jpeg] [--rounds 3] [--seconds 3] [--json]
+    python tests/bench/bench_stream.py [tokens] [cold] [jpeg] [--mib 192] [--shard-mib 16] [--rounds 3]
+        [--seconds 3] [--json]
 
     tokens   samples of 4 KiB (1,024 int32) in batches of 32, shuffled, from a warm cache, without and with 2
              workers. LitData is run with its general loader and with its loader for tokens.
@@ -310,6 +311,7 @@ def main() -> None:
     )
     parser.add_argument("parts", nargs="*", help="tokens, cold, jpeg (default: all)")
     parser.add_argument("--mib", type=int, default=192, help="MiB of tokens (default: 192)")
+    parser.add_argument("--shard-mib", type=int, default=16, help="MiB of a shard (default: 16)")
     parser.add_argument("--rounds", type=int, default=3, help="rounds; the best counts (default: 3)")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement (default: 3)")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
@@ -318,6 +320,7 @@ def main() -> None:
     if options.measure:
         print(json.dumps(measure(*json.loads(options.measure))), flush=True)
         return
+    contenders.SHARD_BYTES = options.shard_mib << 20
     parts = options.parts or ["tokens", "cold", "jpeg"]
     report: dict[str, Any] = {"cpus": os.cpu_count(), "rounds": options.rounds}
     with tempfile.TemporaryDirectory(prefix="bench-stream-") as temporary:
