@@ -126,5 +126,7 @@ def test_a_file_that_cannot_be_written_is_an_error_and_no_traceback(tmp_path: Pa
     (tmp_path / "a.jsonl").write_text('{"a": 1}\n')
     assert run("shard", "a.jsonl", "out", "-q", cwd=tmp_path).returncode == 0
     result = run("inspect", "out", "--html", "no/such/page.html", cwd=tmp_path)
-    assert result.returncode == 1
-    assert result.stderr.startswith("error: no/such/page.html: No such file or directory\n  mend: ")
+    assert result.returncode == 2
+    assert result.stderr.startswith(
+        "error: no/such/page.html cannot be written: No such file or directory\n  mend: "
+    )
