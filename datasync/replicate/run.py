@@ -186,7 +186,7 @@ def replicate(
     if pending:
         _Run(source, pending, name, options, stop, fallbacks, outcomes).go()
     for outcome in outcomes.values():
-        outcome.seconds = time.monotonic() - began
+        outcome.seconds = outcome.seconds or time.monotonic() - began
     return list(outcomes.values())
 
 
@@ -261,6 +261,7 @@ class _Run:
         self.source, self.to, self.name, self.options, self.stop = source, to, name, options, stop
         self.fallbacks = fallbacks
         self.outcomes = outcomes
+        self.began = time.monotonic()
         self.turn = threading.Condition()
         self.mover = self._new_mover()
         self.progress: dict[str, Progress] = {}
@@ -595,6 +596,7 @@ class _Run:
             outcome.deleted = len(gone)
 
         self._guarded(destination, end)
+        outcome.seconds = time.monotonic() - self.began
 
     def _complete(self, catalog: Catalog, destination: Destination) -> Catalog:
         """The catalog with every digest that was learnt while copying, here or by an unfinished run."""
