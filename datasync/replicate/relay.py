@@ -20,6 +20,7 @@ from datasync.replicate.run import ALREADY, PUBLISHED, Options, Outcome, Stop, r
 
 if TYPE_CHECKING:
     from datasync.config import Config
+    from datasync.storage.base import Store
 
 log = logging.getLogger(__name__)
 
@@ -87,26 +88,40 @@ def _replicate(
 
         options = replace(options, require_signature=target.require_signature)
     if not relay or len(target.to) < 2 or options.dry_run:
-        yield from replicate(
-            target.source, target.to, name=target.name, options=options, stop=stop, fallbacks=target.fallbacks
-        )
+        yield from _fed(target, target.to, options, stop)
         return
     origin = origin_of(target)
     stores = {origin: target.source, **target.to}
     good = {origin}
     for hop in hops_of(target, config):
         feeder = hop.source if hop.source in good else origin
-        for outcome in replicate(
-            stores[feeder],
-            {hop.to: stores[hop.to]},
-            name=target.name,
-            options=options,
-            stop=stop,
-            fallbacks=(target.source, *target.fallbacks) if feeder != origin else target.fallbacks,
-        ):
+        to = {hop.to: stores[hop.to]}
+        try:
+            if feeder == origin:
+                outcomes = _fed(target, to, options, stop)
+            else:
+                others = (target.source, *target.fallbacks)
+                outcomes = replicate(
+                    stores[feeder], to, name=target.name, options=options, stop=stop, fallbacks=others
+                )
+        except UsageError:
+            raise
+        except DatasyncError as error:
+            if feeder == origin:
+                raise
+            log.warning("%s cannot feed %s any more: %s", feeder, hop.to, error.message)
+            outcomes = _fed(target, to, options, stop)
+        for outcome in outcomes:
             if outcome.state in (ALREADY, PUBLISHED):
                 good.add(hop.to)
             yield outcome
+
+
+def _fed(target: Target, to: Mapping[str, Store], options: Options, stop: Stop) -> list[Outcome]:
+    """Destinations fed from the source itself."""
+    return replicate(
+        target.source, to, name=target.name, options=options, stop=stop, fallbacks=target.fallbacks
+    )
 
 
 def origin_of(target: Target) -> str:

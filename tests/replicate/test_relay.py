@@ -6,9 +6,13 @@ import json
 
 import pytest
 
+from datasync.config import Config
+from datasync.errors import TransientError
+from datasync.ops.targets import targets
+from datasync.replicate import Stop, relay, replicate
 from datasync.replicate.relay import Hop, plan_relay
 from datasync.storage.local import LocalStore
-from tests.replicate.kit import data_of, datasync, make_dataset
+from tests.replicate.kit import QUICK, data_of, datasync, make_dataset
 
 
 def test_the_cheapest_way_is_taken():
@@ -66,3 +70,27 @@ def test_a_dead_destination_does_not_end_the_relay(tmp_path):
     done = datasync(*relay, "-q", cwd=tmp_path, check=1)
     assert "nothing listens at" in done.stderr
     assert data_of(LocalStore(tmp_path / "b" / "emoji")) == data_of(LocalStore(tmp_path / "home" / "emoji"))
+
+
+def test_a_feeder_that_dies_is_replaced_by_the_source(tmp_path, monkeypatch):
+    (tmp_path / "datasync.toml").write_text(
+        '[clusters.home]\nurl = "home"\negress_per_gib = 0.09\n'
+        '[clusters.b]\nurl = "b"\n[clusters.c]\nurl = "c"\n[datasets.emoji]\nhome = "home"\n'
+    )
+    make_dataset(LocalStore(tmp_path / "home" / "emoji"))
+    asked = []
+
+    def dying(source, to, **more):
+        asked.append(source.url)
+        if source.url.endswith("/b/emoji"):
+            raise TransientError("nothing listens any more")
+        return replicate(source, to, **more)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(relay, "replicate", dying)
+    config = Config.load(None)
+    (target,) = targets(config, ["emoji"], to=["b", "c"])
+    outcomes = list(relay.replicate_all(target, QUICK, Stop(), relay=True, config=config))
+    assert [outcome.state for outcome in outcomes] == ["published", "published"]
+    assert [url.rpartition("/emoji")[0].rpartition("/")[2] for url in asked] == ["home", "b", "home"]
+    assert data_of(LocalStore(tmp_path / "c" / "emoji")) == data_of(LocalStore(tmp_path / "home" / "emoji"))
