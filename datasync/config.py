@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -415,6 +416,11 @@ def _replication(
 ) -> Replication:
     found = values.fields(value, place, _REPLICATION)
     found["source"] = found.pop("from", None)
+    if not re.fullmatch(r"\w[\w .-]*", name):
+        raise place.wrong(
+            "is no name for a schedule: it goes into crontabs and file names",
+            "take letters, digits, spaces, '-', '_' and '.'",
+        )
     if not found.get("to"):
         raise place.wrong("has no destination", 'write to = ["cluster-b"]')
     for cluster in found["to"]:

@@ -218,3 +218,11 @@ def test_what_is_no_duration(text: object) -> None:
 def test_a_duration_that_no_clock_counts_is_refused(text: object) -> None:
     with pytest.raises(UsageError, match="longer than ten years"):
         config_values.duration(text, config_values.Place("--timeout"))
+
+
+@pytest.mark.parametrize("name", ["a/b", "../x", "a\\nb", ".x", "", "a%b", "a'b"])
+def test_a_policy_has_a_name_for_crontabs_and_files(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "datasync.toml"
+    file.write_text(f'[clusters.b]\nurl = "b"\n[replication."{name}"]\nto = ["b"]\n')
+    with pytest.raises(UsageError, match="is no name for a schedule"):
+        Config.load(file)

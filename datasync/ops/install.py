@@ -9,6 +9,7 @@ Texts are made by pure functions; the edge is reading and writing a crontab, a f
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shlex
 import shutil
@@ -50,17 +51,22 @@ class Job:
     @property
     def unit(self) -> str:
         """Its name where only letters, digits and dashes are allowed."""
-        return "datasync-" + "".join(c if c.isalnum() else "-" for c in self.name.lower()).strip("-")
+        bare = "".join(c if c.isascii() and c.isalnum() else "-" for c in self.name.lower()).strip("-")
+        # Of two names that differ only in what is left out, each has a unit of its own.
+        told = hashlib.sha256(self.name.encode()).hexdigest()[:6]
+        return f"datasync-{bare}" if bare == self.name else f"datasync-{bare}-{told}".replace("--", "-")
 
 
 def job(policy: Replication, config: Path | None, *, image: str | None = None) -> Job:
     """The job of a policy.
 
     Raises:
-        UsageError: The policy has no schedule, or there is no configuration file to name.
+        UsageError: The policy has no schedule, or there is no configuration file that a crontab can name.
     """
     if config is None:
         raise UsageError("there is no configuration file", mend="write datasync.toml")
+    if "\n" in str(config.resolve()):
+        raise UsageError(f"no crontab can name {str(config.resolve())!r}", mend="rename the folder")
     if policy.schedule is None:
         raise UsageError(
             f"{config}: replication.{policy.name} has no schedule", mend='write schedule = "30 2 * * *"'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import stat
@@ -441,3 +442,12 @@ def test_debians_cron_fires_at_a_minute_and_an_overlapping_run_is_busy(work, req
     finally:
         daemon.terminate()
         daemon.wait(timeout=10)
+
+
+def test_units_have_names_of_their_own_that_kubernetes_takes():
+    names = ["nightly", "Nightly", "\u00fcn\u00ef x", "un x", "un-x", "a.b", "a_b"]
+    units = [Job(name=name, config=Path("/x.toml"), cron=Cron.parse("@daily")).unit for name in names]
+    assert units[0] == "datasync-nightly"
+    assert len(set(units)) == len(names)
+    for unit in units:
+        assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", unit)
