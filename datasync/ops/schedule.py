@@ -107,9 +107,7 @@ def abandon(config: Config, policy: Replication, stop: Stop, began: datetime) ->
     """Log line, state and hooks of a run that is ended from outside because a place does not answer."""
     before = read_state(state_folder(config.path), policy.name)
     record = _opened(policy, before, began)
-    problem = DatasyncError(
-        "a place did not answer, and the run was ended; what was going on is left as it is"
-    )
+    problem = DatasyncError("a place is silent or slow, and the run was ended; the next one goes on")
     _closed(config, policy, before, record | _summary(stop.exit_code, [], problem, stop), began)
 
 

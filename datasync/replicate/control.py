@@ -58,8 +58,8 @@ def stop_on_signals(stop: Stop, *, last_words: Callable[[], None] | None = None)
 def _end_now(stop: Stop, last_words: Callable[[], None] | None) -> None:
     """End the process as SIGKILL would, but with a word and the code of the stop."""
     sys.stderr.write(
-        f"stopped: {stop.reason}; after {GRACE_SECONDS:.0f} s a place had still not answered, so the rest was"
-        " left as it is; run the same command again to continue\n"
+        f"stopped: {stop.reason}; after {GRACE_SECONDS:.0f} s what was under way had still not ended and was"
+        " left as it is: a place is silent or slow; run the same command again to continue\n"
     )
     sys.stderr.flush()
     try:
