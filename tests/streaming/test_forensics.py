@@ -7,11 +7,13 @@ import os
 import subprocess
 import sys
 
+import PIL.Image
 import pytest
 
 from datasync import StreamingDataLoader, StreamingDataset
 from datasync.errors import UsageError
 from datasync.streaming.forensics import batch_samples
+from shards.writer import ShardWriter
 from tests.streaming.order_helpers import as_rank, ids, write_dataset
 
 
@@ -58,7 +60,7 @@ def test_the_command_prints_a_batch(remote, tmp_path):
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
     assert [row["sample_id"] for row in rows] == batches[5]
-    assert [row["values"]["text"] for row in rows] == [repr(f"sample {i}") for i in batches[5]]
+    assert [row["values"]["text"] for row in rows] == [f"sample {i}" for i in batches[5]]
     state = tmp_path / "state.json"
     state.write_text(json.dumps(made.state_dict(8, True)))
     plain = command(*options, "--rank", "1", "--ranks", "2", "--state", str(state), cache=tmp_path)
@@ -66,3 +68,10 @@ def test_the_command_prints_a_batch(remote, tmp_path):
     refused = command(*options, "--state", str(state), "--seed", "1", cache=tmp_path)
     assert refused.returncode == 2
     assert "shuffle_seed was 9176, is 1" in refused.stderr
+
+
+def test_the_command_describes_an_image(tmp_path):
+    with ShardWriter(out=tmp_path / "remote", columns={"image": "png"}) as writer:
+        writer.write({"image": PIL.Image.new("RGB", (4, 6))})
+    shown = command(str(tmp_path / "remote"), "--step", "0", "--batch-size", "1", "--show", cache=tmp_path)
+    assert "image: PNG 4x6 RGB" in shown.stdout
