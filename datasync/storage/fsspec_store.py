@@ -50,7 +50,6 @@ _SERIAL = {"sftp", "ssh", "ftp"}  # one connection, on which two threads mix up 
 _READ_ONLY = {"http", "https", "zip", "tar", "github", "git", "reference", "data"}
 _EXCLUSIVE = {"memory", "gs", "gcs", "az", "abfs", "abfss"}
 _NO_QUERY = {"az", "abfs", "abfss"}
-_NAMES = {"azure": "az", "azure-dl": "abfs"}  # of MosaicML Streaming, here
 _no_lock = contextlib.nullcontext()
 _PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs"}
 _PACKAGES |= {
@@ -94,9 +93,7 @@ class FsspecStore:
         except ValueError:
             raise UsageError(
                 f"no store has the scheme {scheme!r}",
-                mend=f"write {_NAMES[scheme]}://CONTAINER/PATH"
-                if scheme in _NAMES
-                else "write a path, s3://..., gs://..., az://...",
+                mend="write a path, s3://..., gs://..., az://...",
             ) from None
         except ImportError as error:
             package = _PACKAGES.get(scheme, "the package that fsspec names")

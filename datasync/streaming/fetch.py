@@ -278,7 +278,9 @@ class ShardSource:
                 own.flights.start(flight, partial(self._bring, own, flight, urgent=True))
             patience.wait(flight)
             if flight.error is None:
-                return flight.mapped
+                # Taken out: frames of errors on the way may keep the flight, and with it the blocks on disk.
+                mapped, flight.mapped = flight.mapped, None
+                return mapped
             if mine:
                 raise flight.error
             # The prefetch failed or found no room; this reader asks for itself.

@@ -1,4 +1,4 @@
-"""Schemes of other tools, and clients that take no options of fsspec's."""
+"""Schemes that there are not, and clients that take no options of fsspec's."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from datasync.errors import UsageError
 from datasync.storage import open_store
 
 
-def test_mosaicmls_name_of_a_scheme_leads_to_ours():
-    with pytest.raises(UsageError, match="'azure'") as refused:
-        open_store("azure://container/path")
-    assert "write az://CONTAINER/PATH" in refused.value.mend
+def test_a_scheme_that_nothing_reaches_is_named():
+    with pytest.raises(UsageError, match="no store has the scheme 'foo'") as refused:
+        open_store("foo://container/path")
+    assert "az://" in refused.value.mend
 
 
 def test_options_of_fsspec_are_kept_from_clients_that_refuse_them():

@@ -86,6 +86,17 @@ def test_a_shard_that_others_evict_as_soon_as_it_is_there_is_read(remote, tmp_pa
     assert read_all(source(remote, tmp_path / "local")) == list(range(300))
 
 
+def test_what_errors_on_the_way_keep_is_not_the_file(remote, tmp_path, monkeypatch):
+    """A flight may be kept by frames of errors until the garbage is collected; the disk's blocks are not."""
+    kept = []
+    wait = Patience.wait
+    monkeypatch.setattr(Patience, "wait", lambda self, flight: (kept.append(flight), wait(self, flight)))
+    stream = source(remote, tmp_path / "local")
+    read_all(stream)
+    assert kept
+    assert [flight.mapped for flight in kept] == [None] * len(kept)
+
+
 def test_the_second_run_fetches_nothing_and_reads_no_file_twice(remote: Path, tmp_path: Path) -> None:
     read_all(source(remote, tmp_path / "local"))
     store = FaultyStore(remote, fault=missing)
