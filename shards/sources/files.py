@@ -69,7 +69,8 @@ class FileList:
 
     def path(self, number: int) -> str:
         """Where file `number` is."""
-        return f"{self.root}/{self.names[number]}" if self.root else self.names[number]
+        root = "" if self.root == "/" else self.root
+        return f"{root}/{self.names[number]}" if self.root else self.names[number]
 
     def suffix(self, number: int) -> str:
         """Extension in lower case, with what is below a compression: ``.jsonl`` for ``a.jsonl.gz``."""
@@ -438,7 +439,7 @@ def _relative(paths: list[str], sources: Sequence[str]) -> tuple[str, list[str]]
         if root.startswith(f"{only}/"):
             root = only
     cut = len(root) + 1
-    return root, [path[cut:] for path in paths]
+    return root or "/", [path[cut:] for path in paths]
 
 
 def _shared_folder(first: str, last: str) -> str:

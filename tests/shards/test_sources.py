@@ -8,10 +8,12 @@ import hashlib
 import io
 import json
 import math
+import os
 import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -29,7 +31,7 @@ from shards.errors import UsageError
 from shards.find import find
 from shards.options import ConvertOptions
 from shards.sources import detect, list_files, parquet
-from tests.shards.corpus import image_bytes, raw_rows, rows, run
+from tests.shards.corpus import image_bytes, jsonl, raw_rows, rows, run
 
 
 def plain(value: Any) -> Any:
@@ -667,3 +669,14 @@ def test_tasks_of_parquet_hold_a_shard_of_numbers_however_well_they_are_packed(t
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=64)  # 8 KiB of numbers in a few bytes
     result = convert(tmp_path / "a.parquet", tmp_path / "out", size_limit="40kb")
     assert (result.tasks, result.published[0].shards) == (4, 4)
+
+
+def test_sources_that_share_nothing_but_the_root_of_the_file_system(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as other:
+        first = jsonl(tmp_path / "a.jsonl", 10)
+        second = jsonl(Path(other) / "b.jsonl", 20)
+        sources = sorted([tmp_path / "a.jsonl", Path(other) / "b.jsonl"])
+        assert os.path.commonpath(sources) == "/"
+        convert(sources, tmp_path / "out")
+        wanted = [second, first] if str(other) < str(tmp_path) else [first, second]
+        assert rows(tmp_path / "out") == [row for part in wanted for row in part]
