@@ -319,6 +319,12 @@ def _listed(store: Store) -> tuple[pa.Table, set[str], bool]:
         if is_internal(info.key):
             own.add(info.key)
             continue
+        if info.bytes < 0:  # a page of links says no sizes
+            info = store.stat(info.key)
+            if info.bytes < 0:
+                raise StoreError(
+                    f"{store.url} does not say how large {info.key} is", mend="copy it from another place"
+                )
         try:
             info.key.encode()
         except UnicodeEncodeError:
