@@ -10,10 +10,10 @@ one tree that depends on the number of atoms alone.
     2 ranks   ░░░░░░░░░░░░   ░░░░░░░░░░░░░     a half each, the last addition between them
     4 ranks   ░░░░   ░░░░░   ░░░░    ░░░░░     a quarter each, two levels between them
 
-An even node splits in half, an odd one is added from left to right, so a power of two of ranks that divides
-the number of atoms holds whole subtrees; ranks beyond it stand by. Between ranks each gets one slice of every
-partial sum (all-to-all), adds along the top of the tree, and gives the result to all (all-gather): as many
-bytes as a ring all-reduce, without its order.
+An even node splits in half, an odd one is added from left to right (as is a node of two, by the backward
+pass itself), so a power of two of ranks that divides the number of atoms holds whole subtrees; ranks beyond
+it stand by. Between ranks each gets one slice of every partial sum (all-to-all), adds along the top of the
+tree, and gives the result to all (all-gather): as many bytes as a ring all-reduce, without its order.
 """
 
 from __future__ import annotations
@@ -28,19 +28,18 @@ from torch import Tensor, nn
 T = TypeVar("T", bound=Any)
 
 
-def tree_sum(leaf: Callable[[int], T], n: int, first: int = 0) -> T:
-    """The sum of leaves first … first+n-1 in the canonical order; leaves are asked for from left to right.
+def tree_sum(run: Callable[[int, int], T], n: int, first: int = 0) -> T:
+    """The sum of leaves first … first+n-1 in the canonical order, from left to right.
 
-    They are added to in place, so what comes back may be the first. At most log2(n) + 1 partial sums live at
-    once.
+    Args:
+        run (Callable[[int, int], T]): ``run(first, n)`` adds n leaves one after another; asked for nodes that
+            are odd, or two. What it returns is added to in place.
+        n (int): How many leaves.
     """
-    if n % 2:
-        total = leaf(first)
-        for i in range(1, n):
-            total += leaf(first + i)
-        return total
-    total = tree_sum(leaf, n // 2, first)
-    total += tree_sum(leaf, n // 2, first + n // 2)
+    if n % 2 or n == 2:
+        return run(first, n)
+    total = tree_sum(run, n // 2, first)
+    total += tree_sum(run, n // 2, first + n // 2)
     return total
 
 
@@ -91,7 +90,7 @@ def sum_over_ranks(partial: Gradients, world: int) -> Gradients:
     slices = torch.empty_like(mine)
     dist.all_to_all_single(slices, mine)
     rows = slices.view(world, size)
-    total = tree_sum(lambda rank: rows[rank], world)
+    total = tree_sum(lambda first, n: rows[first] + rows[first + 1] if n == 2 else rows[first], world)
     _all_gather(mine, total.contiguous())
     parts = mine[:count].split([part.numel() for part in partial])
     return Gradients(part.view_as(like) for part, like in zip(parts, partial, strict=True))

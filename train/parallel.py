@@ -104,12 +104,15 @@ class Engine:
     def _backward_elastic(self, step: int, batches: Sequence[Batch], targets: int) -> float:
         first = self.team.rank * len(batches)
 
-        def atom(i: int) -> Gradients:
-            loss = self._loss(step, first + i, batches[i])
-            loss.backward()
-            return take_gradients(self.parameters, loss)
+        def run(start: int, n: int) -> Gradients:
+            total = torch.zeros((), device=self.team.device)
+            for i in range(start, start + n):
+                loss = self._loss(step, first + i, batches[i])
+                loss.backward()
+                total += loss.detach()
+            return take_gradients(self.parameters, total)
 
-        partial = tree_sum(atom, len(batches))
+        partial = tree_sum(run, len(batches))
         loss = put_gradients(self.parameters, sum_over_ranks(partial, self.team.world), 1.0 / targets)
         return loss.item() / self.team.world
 
