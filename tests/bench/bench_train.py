@@ -9,7 +9,9 @@ not count:
     bare        forward, backward, clipping and AdamW over microbatches that lie in memory; no data, no
                 metrics
     trainer     `train.loop.run` from a warm cache: stream, decoding, metrics, everything
-    workers     the same with two DataLoader workers
+    paired      a step of the trainer and one of the bare loop in turn, in one process: their ratio says more
+                than that of two runs, since both meet the same machine
+    workers     the trainer with two DataLoader workers
     cold        the same with an empty cache, from an S3 server on loopback (SeaweedFS)
     saving      the same with a background checkpoint every `--every` steps
     elastic     deterministic = "elastic" with four microbatches, beside `accumulate`, four microbatches
@@ -32,7 +34,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +79,7 @@ def measure(folder: Path, server: S3Server, options: argparse.Namespace) -> dict
     contenders: dict[str, Callable[[int], Steps]] = {
         "bare": lambda i: bare(folder, base),
         "trainer": lambda i: trained(folder, base),
+        "paired": lambda i: paired(folder, base),
         "workers": lambda i: trained(folder, [*base, "data.workers=2"]),
         "cold": lambda i: trained(
             folder, [*base, f"data.cache={folder / f'cold-{i}'}", f"data.remote={remote}"]
@@ -99,6 +102,11 @@ def measure(folder: Path, server: S3Server, options: argparse.Namespace) -> dict
         reference = figures.get(REFERENCES.get(name, "bare"), figure)
         figure["ratio"] = figure["step_s"] / reference["step_s"]
         figure["mean_ratio"] = figure["mean_s"] / reference["mean_s"]
+    if "paired" in seen:
+        figures["paired"]["ratio"] = statistics.median(r["step_s"] / r["bare_s"] for r in seen["paired"])
+        figures["paired"]["mean_ratio"] = sum(r["step_s"] for r in seen["paired"]) / sum(
+            r["bare_s"] for r in seen["paired"]
+        )
     return {
         "options": vars(options),
         "figures": figures,
@@ -155,6 +163,31 @@ def configured(folder: Path, sets: list[str]) -> Any:
     return Config.from_tree(tree, sets, where="bench")[0]
 
 
+def paired(folder: Path, sets: list[str]) -> Steps:
+    """Steps of the trainer and of the bare loop in turn: the trainer's, each with the seconds of the bare
+    step before it."""
+    from train.distributed import Team
+    from train.loop import Trainer
+    from train.signals import StopRequest
+
+    config = configured(folder, sets)
+    trainer = Trainer(config, Team(config.parallel))
+    trainer.restore()
+    metrics, stop, steps = trainer._begin(), StopRequest(), []
+    for bare_s in bare_steps(folder, sets):
+        trainer._lap()
+        started = time.perf_counter()
+        record = trainer.one_step(stop)
+        assert record is not None
+        metrics.write(record)
+        steps.append({**record, "step_s": time.perf_counter() - started, "bare_s": bare_s})
+    stop.restore()
+    trainer.feed.close()
+    metrics.close()
+    trainer.folder.close()
+    return steps
+
+
 def trained(folder: Path, sets: list[str]) -> Steps:
     """The steps of a whole run."""
     from train.loop import run
@@ -167,6 +200,11 @@ def trained(folder: Path, sets: list[str]) -> Steps:
 
 def bare(folder: Path, sets: list[str]) -> Steps:
     """The same batches from memory through the same model: nothing but the arithmetic."""
+    return [{"step_s": seconds, "wait_s": 0.0, "save_s": 0.0} for seconds in bare_steps(folder, sets)]
+
+
+def bare_steps(folder: Path, sets: list[str]) -> Iterator[float]:
+    """Seconds of each step of the bare loop, as it is made."""
     from train.data import Feed
     from train.distributed import Team
     from train.documents import Encoder
@@ -183,15 +221,13 @@ def bare(folder: Path, sets: list[str]) -> Steps:
     batches = [feed.next().batches[0] for _ in range(config.run.steps)]
     engine = Engine(config, team, build_model(config, encoder.tokenizer.vocab))
     optimizer = AdamW(engine.model, config.optim)
-    steps = []
     for step, batch in enumerate(batches):
         started = time.perf_counter()
         (engine.model(batch.tokens, **batch.inputs()) / batch.valid).backward()
         clip_gradients(engine.parameters, config.optim.clip).item()
         optimizer.step(step, config.optim.lr)
         optimizer.zero_grad()
-        steps.append({"step_s": time.perf_counter() - started, "wait_s": 0.0, "save_s": 0.0})
-    return steps
+        yield time.perf_counter() - started
 
 
 def ranks(folder: Path, sets: list[str], world: int = 2) -> Steps:
