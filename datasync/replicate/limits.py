@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from datasync.errors import ThrottledError, TransientError
 from datasync.storage.base import Store
 
-START, MOST = 4, 64
+START, MOST = 8, 64
 _WINDOW_SECONDS = 1.0
 
 
@@ -28,7 +28,7 @@ class Concurrency:
     Not more after a step up: back, and rest for ten windows before the next try.
 
     Args:
-        start (int): Operations at once in the beginning. Default: ``4``.
+        start (int): Operations at once in the beginning. Default: ``8``.
         most (int): Never more than this. Default: ``64``.
         clock (Callable[[], float]): Monotonic seconds.
     """
