@@ -85,10 +85,10 @@ def _list(table: Sequence[Run]) -> None:
 
     from train.runs import show
 
+    titles = ("state", "step", "loss", "eval", "tok/s", "wait", "goodput", "starts")
     grid = Table(
-        Column("run", no_wrap=True),
-        Column("state", no_wrap=True),
-        *("step", "loss", "eval", "tok/s", "wait", "goodput", "starts"),
+        Column("run", overflow="fold"),  # where it gets narrow, the path goes on in the next line
+        *(Column(title, no_wrap=True) for title in titles),
         box=None,
         pad_edge=False,
     )

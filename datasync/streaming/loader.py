@@ -17,6 +17,7 @@ The position counts what came out of the loader, never what workers have prepare
 from __future__ import annotations
 
 import multiprocessing.util
+import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -30,6 +31,7 @@ from datasync.streaming.iteration import iterates_itself, reads_plainly
 from datasync.streaming.pack import Pack
 from datasync.streaming.reading import rows_of
 
+_SOCKET_BYTES = 108  # of a socket's name with its end: `sun_path` of Linux
 _INNER = (
     "num_workers",
     "pin_memory",
@@ -161,13 +163,31 @@ class StreamingDataLoader(DataLoader[Any]):
     def _inner_loader(self, batches: IterableDataset[Any], **shape: Any) -> DataLoader[Any]:
         """The DataLoader that runs the workers; kept, since they may be persistent."""
         if self._inner is None:
-            # Workers pass tensors on through sockets in a temporary folder; each would make one of its own,
-            # and leave it behind when it is ended with the main process. This one is removed at exit.
-            multiprocessing.util.get_temp_dir()
+            if self.num_workers:
+                _make_socket_folder()
             options = {name: getattr(self, name) for name in _INNER if hasattr(self, name)}
             shape = shape or {"batch_size": None, "collate_fn": _same}
             self._inner = DataLoader(batches, **shape, **options)
         return self._inner
+
+
+def _make_socket_folder() -> None:
+    """Make the temporary folder of the sockets that workers pass tensors on through.
+
+    Each worker would make one of its own, and leave it behind when it is ended with the main process. This
+    one is removed at exit.
+
+    Raises:
+        UsageError: A socket's name would be too long there; PyTorch would wait for ever.
+    """
+    folder = multiprocessing.util.get_temp_dir()
+    longest = len(os.fsencode(os.path.join(folder, "listener-12345678")))
+    if longest >= _SOCKET_BYTES:
+        raise UsageError(
+            f"{folder} is too long a path for the sockets of DataLoader workers: {longest} bytes,"
+            f" of which a socket's name may have {_SOCKET_BYTES - 1}",
+            mend="set TMPDIR to a shorter path, for example /tmp",
+        )
 
 
 def _given(batches: Iterator[Any]) -> Iterator[Any]:

@@ -338,21 +338,23 @@ def test_ctrl_c_leaves_no_process_thread_or_file(remote: Path, tmp_path: Path, s
 
 
 def test_closing_leaves_no_thread_and_no_open_file(remote: Path, tmp_path: Path) -> None:
+    before = threading.enumerate()
     stream = source(remote, tmp_path / "local")
     stream.prefetch(range(len(stream.index.shards)))
     read_all(stream)
     assert open_files_below(tmp_path / "local") > 0
     stream.close()
     assert open_files_below(tmp_path / "local") == 0
-    assert datasync_threads() == []
+    assert datasync_threads(before) == []
 
 
 def test_a_source_that_nobody_uses_any_more_ends_its_threads(remote: Path, tmp_path: Path) -> None:
+    before = threading.enumerate()
     stream = source(remote, tmp_path / "local")
     stream.prefetch(range(len(stream.index.shards)))
     read_all(stream)
     del stream
     deadline = time.monotonic() + 5
-    while datasync_threads() and time.monotonic() < deadline:
+    while datasync_threads(before) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert datasync_threads() == []
+    assert datasync_threads(before) == []

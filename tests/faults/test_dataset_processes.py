@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing.util
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from datasync import Stream, StreamingDataLoader, StreamingDataset
-from datasync.errors import StoreError
+from datasync.errors import StoreError, UsageError
 from datasync.streaming import replicas as replicas_module
 from tests.faults import webserver
 from tests.faults.webserver import WebServer
@@ -69,10 +71,28 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """A folder for temporary files with a short name: there are sockets in it."""
+    folder = Path(tempfile.mkdtemp(prefix="ds-"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_a_temporary_folder_with_too_long_a_name_is_refused(
+    remote: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / ("n" * 108)
+    monkeypatch.setattr(multiprocessing.util, "get_temp_dir", lambda: str(folder))
+    loader = StreamingDataLoader(dataset(str(remote), tmp_path / "cache"), num_workers=1)
+    with pytest.raises(UsageError, match="set TMPDIR to a shorter path"):
+        next(iter(loader))
+
+
 @pytest.mark.parametrize(("workers", "threads"), [(2, 1), (0, 2)])
-def test_ctrl_c_leaves_no_process_thread_or_file(tmp_path: Path, workers: int, threads: int) -> None:
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
+def test_ctrl_c_leaves_no_process_thread_or_file(
+    tmp_path: Path, temporary: Path, workers: int, threads: int
+) -> None:
     before = set(os.listdir("/dev/shm"))
     process = subprocess.Popen(
         [sys.executable, "-c", _JOB, str(tmp_path), str(workers), str(threads)],
@@ -131,19 +151,20 @@ def test_a_worker_that_dies_is_an_error_and_no_hang(remote: Path, tmp_path: Path
 
 
 def test_32_datasets_in_one_process(remote: Path, tmp_path: Path, expected) -> None:
+    before = threading.enumerate()
     made = [dataset(str(remote), tmp_path / f"cache{i % 3}", cache_limit=None) for i in range(32)]
     loaders = [iter(StreamingDataLoader(one)) for one in made]
     got: list[list[list[int]]] = [[] for _ in made]
     for step in range(len(expected) // 2):  # all of them in turn
         for i, batches in enumerate(loaders):
             got[i].append(ids(next(batches)))
-        assert step or len(datasync_threads()) < 32 * 5
+        assert step or len(datasync_threads(before)) < 32 * 5
     assert all(batches == expected[: len(expected) // 2] for batches in got)
     fetched = sum(one.stats.total()["shards_fetched"] for one in made)
     assert fetched == 3 * len(made[0].catalog.sources[0].index.shards)  # once for each folder
     for one in made:
         one.close()
-    assert datasync_threads() == []
+    assert datasync_threads(before) == []
     assert open_files_below(tmp_path) == 0
 
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -152,9 +152,10 @@ def slow(seconds: float) -> Callable[[str], None]:
     return fault
 
 
-def datasync_threads() -> list[str]:
-    """Names of this package's threads that are alive."""
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("datasync-")]
+def datasync_threads(besides: Iterable[threading.Thread] = ()) -> list[str]:
+    """Names of this package's threads that are alive, `besides` those that earlier tests have left."""
+    alive = set(threading.enumerate()).difference(besides)
+    return sorted(thread.name for thread in alive if thread.name.startswith("datasync-"))
 
 
 def open_files_below(folder: Path) -> int:

@@ -321,6 +321,7 @@ def test_without_a_remote_a_damaged_file_is_an_error_and_stays(tmp_path: Path) -
 
 
 def test_prefetch_brings_what_is_planned_and_open_waits_for_nothing(remote: Path, tmp_path: Path) -> None:
+    before = threading.enumerate()
     stream = source(remote, tmp_path / "local")
     count = len(stream.index.shards)
     stream.prefetch(range(count))
@@ -335,7 +336,7 @@ def test_prefetch_brings_what_is_planned_and_open_waits_for_nothing(remote: Path
     total = stream.stats.total()
     assert (total["misses"], total["shards_fetched"]) == (0, count)
     stream.close()
-    assert datasync_threads() == []
+    assert datasync_threads(before) == []
 
 
 def test_prefetch_and_open_together_fetch_each_shard_once(remote: Path, tmp_path: Path) -> None:

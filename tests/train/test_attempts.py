@@ -166,10 +166,21 @@ def test_a_run_with_workers_ends_when_it_is_told_to(shapes: Path, tmp_path: Path
 
 def test_a_worker_that_is_killed_is_told_with_what_to_do(shapes: Path, tmp_path: Path) -> None:
     group = start(
-        1, *sets(shapes, tmp_path / "run", "run.steps=100000", "log.every=100000", "data.workers=1")
+        1,
+        *sets(
+            shapes,
+            tmp_path / "run",
+            "run.steps=100000",
+            "log.every=100000",
+            "data.workers=1",
+            "data.batch_size=1",
+        ),
     )
     try:
-        os.kill(_worker_of(group.processes[0].pid), signal.SIGKILL)
+        while True:
+            with contextlib.suppress(ProcessLookupError):  # its epoch ended: the next one
+                os.kill(_worker_of(group.processes[0].pid), signal.SIGKILL)
+                break
         outcome = group.wait(seconds=60)[0]
     finally:
         group.kill()
@@ -189,7 +200,7 @@ def _worker_of(pid: int | None) -> int:
                 found[int(status.parent.name)] = (name, int(rest.split()[1]))
         for worker, (name, parent) in found.items():
             if name == "pt_data_worker" and pid in (parent, found.get(parent, ("", 0))[1]):
-                time.sleep(1.0)
+                time.sleep(0.2)
                 return worker
         time.sleep(0.05)
     raise AssertionError("no worker was started")
