@@ -218,11 +218,6 @@ class Lane:
             return
         self.journal.dropped(begun.key, begun.upload_id)
 
-    def defer(self, item: Item) -> None:
-        """Put an object off: it is read again for this lane later."""
-        with self._turn:
-            self.deferred.append(item)
-
     def finished(self, item: Item, done: Done, *, adopted: bool = False, server: bool = False) -> None:
         """Record an object as finished."""
         self.journal.done(item.key, replace(done, adopted=adopted))

@@ -154,7 +154,6 @@ class Lease:
         command: str,
         *,
         ttl: float = TTL_SECONDS,
-        on_lost: Callable[[], None] | None = None,
     ) -> None:
         self.store = store
         self.command = command
