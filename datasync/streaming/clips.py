@@ -2,7 +2,8 @@
 
 Audio goes through libsndfile where that reads the format and through FFmpeg (PyAV) otherwise; video through
 FFmpeg, from the last key frame before the range. Frame t belongs to a range if start <= t < stop, in seconds
-from the beginning of the stream. Both libraries come with the extra `media`.
+from the beginning of the stream. A range may end behind the end of the file and then ends there; one without
+any frame is an error. Both libraries come with the extra `media`.
 
 What a file may expand to is bounded by `MOST_BYTES` for each clip (invariant 10): a few kilobytes of video
 can say that they are a year long.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
@@ -51,8 +53,10 @@ def decode_audio(data: bytes, *, start: float = 0.0, stop: float | None = None) 
         stop (float | None): Seconds; None for the end. Default: ``None``.
 
     Raises:
-        MediaError: It is no audio, or damaged, or the clip would be too large.
+        MediaError: It is no audio, or damaged, or the clip would be too large, or without any frame.
+        UsageError: The range cannot be.
     """
+    check_span(start, stop)
     soundfile = _module("soundfile")
     try:
         file = soundfile.SoundFile(io.BytesIO(data))
@@ -62,6 +66,8 @@ def decode_audio(data: bytes, *, start: float = 0.0, stop: float | None = None) 
         rate = file.samplerate
         first = min(round(start * rate), file.frames)
         last = file.frames if stop is None else min(round(stop * rate), file.frames)
+        if first >= last:
+            raise _no_frame("audio", start, stop, file.frames / rate)
         _check_bytes((last - first) * file.channels * 4)
         try:
             file.seek(first)
@@ -83,13 +89,16 @@ def decode_video(data: bytes, *, start: float = 0.0, stop: float | None = None, 
         every (int): Keep one frame of so many. Default: ``1``.
 
     Raises:
-        MediaError: It is no video, or damaged, or the clip would be too large.
+        MediaError: It is no video, or damaged, or the clip would be too large, or without any frame.
+        UsageError: The range cannot be.
     """
+    check_span(start, stop)
     frames: list[np.ndarray[Any, np.dtype[np.uint8]]] = []
     times: list[float] = []
     with _opened(data, "video") as (container, stream):
         check_pixels(stream.codec_context.width, stream.codec_context.height)
         rate = float(stream.average_rate or 0)
+        seconds = _seconds(container)
         seen = size = 0
         for time, frame in _frames(container, stream, start):
             if stop is not None and time >= stop:
@@ -104,7 +113,7 @@ def decode_video(data: bytes, *, start: float = 0.0, stop: float | None = None, 
                 times.append(time)
             seen += 1
     if not frames:
-        return Clip(values=np.empty((0, 0, 0, 3), np.uint8), rate=rate, times=np.empty(0, np.float64))
+        raise _no_frame("video", start, stop, seconds)
     return Clip(values=np.stack(frames), rate=rate, times=np.array(times, np.float64))
 
 
@@ -114,7 +123,7 @@ def _audio_by_av(data: bytes, start: float, stop: float | None) -> Clip:
     first: float | None = None
     with _opened(data, "audio") as (container, stream):
         rate = int(stream.codec_context.sample_rate)
-        channels = int(stream.codec_context.channels)
+        seconds = _seconds(container)
         resampler = av.AudioResampler(format="fltp", rate=rate)
         size = 0
         for time, frame in _frames(container, stream, start):
@@ -131,12 +140,27 @@ def _audio_by_av(data: bytes, start: float, stop: float | None) -> Clip:
                 size += values.nbytes
                 _check_bytes(size)
                 pieces.append(values[:, skip:end])
-    values = np.concatenate(pieces, axis=1) if pieces else np.empty((channels, 0), np.float32)
+    if first is None:
+        raise _no_frame("audio", start, stop, seconds)
     return Clip(
-        values=np.ascontiguousarray(values),
+        values=np.ascontiguousarray(np.concatenate(pieces, axis=1)),
         rate=float(rate),
-        times=np.array([start if first is None else first], np.float64),
+        times=np.array([first], np.float64),
     )
+
+
+def check_span(start: float, stop: float | None) -> None:
+    """Refuse a range of seconds that cannot be.
+
+    Raises:
+        UsageError: It begins before 0, does not go forwards, or is not made of finite numbers.
+    """
+    numbers = (start,) if stop is None else (start, stop)
+    good = all(isinstance(n, int | float | np.number) and math.isfinite(n) for n in numbers)
+    if not good or start < 0 or (stop is not None and stop <= start):
+        raise UsageError(
+            f"no clip from {start} to {stop} seconds", mend="from 0 on, and forwards; None is the end"
+        )
 
 
 @contextlib.contextmanager
@@ -166,6 +190,17 @@ def _frames(container: Any, stream: Any, start: float) -> Iterator[tuple[float, 
         if frame.pts is None:
             raise MediaError("the file has frames without a time")
         yield float((frame.pts - origin) * stream.time_base), frame
+
+
+def _seconds(container: Any) -> float | None:
+    """How long a file says that it is."""
+    return None if container.duration is None else container.duration / 1e6
+
+
+def _no_frame(kind: str, start: float, stop: float | None, seconds: float | None) -> MediaError:
+    range_ = f"from {start:g} s on" if stop is None else f"from {start:g} s to {stop:g} s"
+    length = "" if seconds is None else f": it is {seconds:g} s long"
+    return MediaError(f"the {kind} has no frame {range_}{length}")
 
 
 def _check_bytes(size: int) -> None:

@@ -36,7 +36,7 @@ from typing import Any
 
 from datasync.errors import FormatError, UsageError
 from datasync.streaming.buffers import Buffers, shared_array
-from datasync.streaming.clips import Clip, decode_audio, decode_video
+from datasync.streaming.clips import Clip, check_span, decode_audio, decode_video
 from datasync.streaming.images import (
     MODES,
     Pixels,
@@ -99,7 +99,7 @@ class Audio:
 
     def decode(self, value: Any, sample: Sample) -> Clip:
         """The clip of one sample: float32 (channels, frames)."""
-        start, stop = self.span(sample) if callable(self.span) else self.span
+        start, stop = _range(self.span, sample)
         return _converted(decode_audio(file_bytes(value), start=start, stop=stop), self.to)
 
 
@@ -119,12 +119,12 @@ class Video:
 
     def __post_init__(self) -> None:
         _check_clip(self.to, self.span)
-        if self.every < 1:
+        if not isinstance(self.every, int) or self.every < 1:
             raise UsageError(f"every {self.every} frames cannot be kept", mend="give 1 or more")
 
     def decode(self, value: Any, sample: Sample) -> Clip:
         """The clip of one sample: uint8 (frames, height, width, 3); a tensor has its channels second."""
-        start, stop = self.span(sample) if callable(self.span) else self.span
+        start, stop = _range(self.span, sample)
         clip = decode_video(file_bytes(value), start=start, stop=stop, every=self.every)
         return _converted(clip, self.to, video=True)
 
@@ -333,6 +333,10 @@ def _naming(column: str, place: int) -> Iterator[None]:
             f"column {column!r} of sample {place} in this batch cannot be decoded: {error}",
             mend="look the sample up with `datasync sample`, and leave the row out",
         ) from error
+    except UsageError as error:
+        raise UsageError(
+            f"column {column!r} of sample {place} in this batch: {error.message}", mend=error.mend
+        ) from error
 
 
 def pin(batch: Any) -> Any:
@@ -369,5 +373,13 @@ def _converted(clip: Clip, to: str, *, video: bool = False) -> Clip:
 def _check_clip(to: str, span: Span | Callable[[Sample], Span]) -> None:
     if to not in ("numpy", "tensor"):
         raise UsageError(f"a clip cannot be decoded to {to!r}", mend="one of: numpy, tensor")
-    if not callable(span) and (span[0] < 0 or (span[1] is not None and span[1] <= span[0])):
-        raise UsageError(f"no clip from {span[0]} to {span[1]} seconds", mend="from 0 on, and forwards")
+    if not callable(span):
+        check_span(*_range(span, {}))
+
+
+def _range(span: Span | Callable[[Sample], Span], sample: Sample) -> Span:
+    """The seconds to decode of a sample."""
+    found = span(sample) if callable(span) else span
+    if not isinstance(found, tuple | list) or len(found) != 2:
+        raise UsageError(f"{found!r} is no range of seconds", mend="give two: from, and to or None")
+    return found[0], found[1]

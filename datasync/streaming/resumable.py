@@ -20,7 +20,7 @@ from datasync.streaming.iteration import generation_of
 from datasync.streaming.position import Position
 from datasync.streaming.state import Fingerprint, State, check_fits, digest
 from datasync.streaming.stream import Stream
-from datasync.streaming.world import World
+from datasync.streaming.world import World, refuse_division
 
 if TYPE_CHECKING:
     from datasync.streaming.dataset import StreamingDataset
@@ -55,6 +55,8 @@ class Resumable:
 
         def epoch_order(self, epoch: int) -> EpochOrder: ...
 
+        def meet_world(self) -> None: ...
+
     @property
     def loaded_lanes(self) -> int:
         """Canonical lanes of a loaded state; 0 for none."""
@@ -83,7 +85,12 @@ class Resumable:
         """Let the next iteration be this epoch, for loops that count epochs themselves, as Accelerate's.
 
         A loaded position stands: it is taken to be in the epoch that the loop names first.
+
+        Raises:
+            UsageError: The loop is one of Accelerate's that would leave samples out.
         """
+        self.meet_world()
+        refuse_division(self, self._world)
         self._position.name_epoch(epoch)
 
     def state_dict(self, num_samples: int = 0, from_beginning: bool = False) -> dict[str, Any]:

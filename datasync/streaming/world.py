@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass, replace
+from typing import Any
 
 from datasync.errors import UsageError
 
@@ -87,6 +88,30 @@ class World:
         ranks = self.ranks // replication
         nodes = ranks // self.ranks_per_node if ranks % self.ranks_per_node == 0 else 1
         return replace(self, rank=self.rank // replication, ranks=ranks, ranks_per_node=ranks // nodes)
+
+
+def refuse_division(dataset: object, world: World) -> None:
+    """Refuse to be read through a loader of Accelerate's that divides among ranks what is divided already.
+
+    That reads the dataset on the first rank alone, or drops on each rank what it takes for the part of
+    others: either way samples would be missing, without a word. It names its epoch before it begins to read.
+
+    Raises:
+        UsageError: Accelerate has begun to iterate over such a loader of this dataset.
+    """
+    module = sys.modules.get("accelerate.data_loader")
+    if module is None or world.ranks == 1:
+        return
+    loader = module.GradientState().active_dataloader
+    read: Any = getattr(loader, "dataset", None)
+    shard = isinstance(read, module.IterableDatasetShard)
+    divides = shard or isinstance(loader, module.DataLoaderDispatcher)
+    if divides and dataset is (read.dataset if shard else read):
+        raise UsageError(
+            "Accelerate would divide this dataset among the ranks once more, and leave samples out",
+            mend="prepare a StreamingDataLoader over it, which Accelerate leaves as it is; with Hugging "
+            "Face's Trainer, return one from get_train_dataloader",
+        )
 
 
 def _from_environment(name: str) -> int | None:
