@@ -256,6 +256,14 @@ class Shard:
             out[column.name] = [self._decode(column, self._view[a:b], row) for row, a, b in spans]
         return out
 
+    @property
+    def cells(self) -> list[np.ndarray[Any, Any]] | None:
+        """Each column as items to be indexed by row, where all samples have the same size; else None.
+
+        They hold the file for as long as they live.
+        """
+        return self._cells
+
     def close(self) -> None:
         """Let go of the file. Values that were read stay valid."""
         self._data = self._cells = None
@@ -336,7 +344,7 @@ class Shard:
             at = stop
 
     def _find_cells(self, data: Bytes1D) -> list[np.ndarray[Any, Any]] | None:
-        """Each column as items to be indexed by row, where all samples have the same size; else None."""
+        """What `cells` gives."""
         stride, count = self._fixed_bytes(), self.info.samples
         sizes = self._offsets[1:] - self._offsets[:-1]
         empty = any(column.size == 0 for column in self._columns)

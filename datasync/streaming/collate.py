@@ -38,10 +38,10 @@ def collate_values(values: Any) -> Any:
 
 def batch_length(batch: Any, *, unknown: int) -> int:
     """Samples of a batch, whatever collated it; `unknown` where that cannot be seen."""
-    if isinstance(batch, Mapping):
+    if isinstance(batch, dict | Mapping):  # dict first: it is nearly always one, and the quicker question
         batch = next(iter(batch.values()), None)
     elif isinstance(batch, list | tuple) and batch and isinstance(batch[0], torch.Tensor | np.ndarray | list):
         batch = batch[0]  # columns without names
     if isinstance(batch, torch.Tensor | np.ndarray):
-        return len(batch) if batch.ndim else unknown
+        return batch.shape[0] if batch.ndim else unknown
     return len(batch) if isinstance(batch, list | tuple) else unknown

@@ -202,6 +202,10 @@ class ShardSource:
             self.stats.add(hits=1)
         return opened
 
+    def opened(self, shard: int) -> Shard | None:
+        """The shard if it is open here, without waiting for it."""
+        return self._process().opened_get(shard)
+
     def prefetch(self, shards: Sequence[int]) -> None:
         """Fetch these in the background, in this order, which is that of their next use.
 

@@ -6,12 +6,13 @@ shards; each begins its plan at another place behind those it needs at once, so 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from datasync.streaming.buffers import Buffers
+from datasync.streaming.gather import Gather
 from datasync.streaming.orphan import end_with_parent
 from datasync.streaming.plan import Chunk, Plan
 from datasync.streaming.position import Generation
@@ -20,8 +21,8 @@ from datasync.streaming.reading import batches_of, read_columns, read_rows
 if TYPE_CHECKING:
     from datasync.streaming.dataset import StreamingDataset
 
-CHUNK_BYTES = 8 << 20
-MAX_BATCHES = 64
+CHUNK_BYTES = 16 << 20
+MAX_BATCHES = 128
 
 
 class Samples:
@@ -60,6 +61,8 @@ class Samples:
         self._whole = batches
         self._files = files
         self._buffers = Buffers()
+        catalog = dataset.catalog
+        self._gather = Gather(catalog.sources, catalog.first_shard, catalog.samples_per_shard)
         self._plan = dataset.plan(epoch, offset)
         self._items = self._packs() if packs else self._batches(skip) if batches else self._samples(skip)
 
@@ -108,7 +111,7 @@ class Samples:
                 rows: Iterator[Any] = (dataset[number] for number in numbers.tolist())
             else:
                 rows = read_rows(dataset.catalog.sources, chunk)
-            marks = _marks(dataset, chunk, numbers)
+            marks = self._marks(chunk)
             for i, sample in enumerate(rows):
                 if skip:
                     skip -= 1
@@ -118,23 +121,49 @@ class Samples:
                 yield sample
 
     def _batches(self, skip: int) -> Iterator[Any]:
+        gather = self._gather
         for chunk in self._chunks(skip, _most(self._dataset)):
-            columns = self._columns(chunk)
-            yield from columns if isinstance(columns, list) else batches_of(columns, chunk.sizes)
+            places = gather.places(chunk)
+            if places is None:
+                columns = self._columns(chunk)
+                yield from columns if isinstance(columns, list) else batches_of(columns, chunk.sizes)
+                continue
+            marks = self._marks(chunk)
+            first = 0
+            for size in chunk.sizes:
+                stop = first + size
+                batch = gather.take(places[first:stop])
+                if marks:
+                    batch |= {name: values[first:stop] for name, values in marks.items()}
+                yield batch
+                first = stop
 
     def _packs(self) -> Iterator[tuple[Any, list[int]]]:
+        gather = self._gather
         for chunk in self._planned(self._plan.packs(most=_most(self._dataset))):
-            yield self._columns(chunk), chunk.sizes
+            places = gather.places(chunk)
+            if places is None:
+                yield self._columns(chunk), chunk.sizes
+            else:
+                yield gather.take_into(places, self._buffers.take) | self._marks(chunk), chunk.sizes
 
     def _columns(self, chunk: Chunk) -> Any:
         """The columns of a chunk; or, where streams have different ones, its batches as lists of samples."""
         dataset = self._dataset
         columns = read_columns(dataset.catalog.sources, chunk, self._files, buffers=self._buffers)
         if columns is not None:
-            numbers = dataset.catalog.number(chunk.stream, chunk.shard, chunk.row)
-            return {**columns, **_marks(dataset, chunk, numbers)}
+            return columns | self._marks(chunk)
         rows = read_rows(dataset.catalog.sources, chunk)
         return [[next(rows) for _ in range(size)] for size in chunk.sizes]
+
+    def _marks(self, chunk: Chunk) -> dict[str, Any]:
+        """The columns that are not stored: numbers of the samples, and which of them are no repeats."""
+        marks: dict[str, Any] = {}
+        if self._dataset.sample_ids:
+            marks["sample_id"] = self._dataset.catalog.number(chunk.stream, chunk.shard, chunk.row)
+        if self._dataset.tail == "mask":
+            marks["mask"] = np.ones(len(chunk.row), np.bool_) if chunk.real is None else chunk.real
+        return marks
 
     def _chunks(self, first: int, most: int) -> Iterator[Chunk]:
         return self._planned(self._plan.chunks(first=first, most=most))
@@ -193,15 +222,3 @@ def _most(dataset: StreamingDataset) -> int:
     """Batches of a chunk: as many as keep it in a few megabytes; one where decoding is the work."""
     batch_bytes = dataset.catalog.sample_bytes() * dataset.rank_batch_size
     return 1 if batch_bytes == 0 else max(1, min(MAX_BATCHES, CHUNK_BYTES // batch_bytes))
-
-
-def _marks(
-    dataset: StreamingDataset, chunk: Chunk, numbers: Sequence[int] | np.ndarray[Any, Any]
-) -> dict[str, Any]:
-    """The columns that are not stored: numbers of the samples, and which of them are no repeats."""
-    marks: dict[str, Any] = {}
-    if dataset.sample_ids:
-        marks["sample_id"] = np.asarray(numbers, dtype=np.int64)
-    if dataset.tail == "mask":
-        marks["mask"] = np.ones(len(chunk.row), np.bool_) if chunk.real is None else chunk.real
-    return marks

@@ -65,10 +65,8 @@ class StreamingDataLoader(DataLoader[Any]):
         own = isinstance(dataset, StreamingDataset) and not reads_plainly(dataset)
         if own and self.collate_fn is default_collate:
             self.collate_fn = collate_samples
-        self.num_samples_yielded = 0
-        self.num_batches_yielded = 0
+        self._yielded = [0, 0]  # samples and batches, by the newest iterator
         self._serial = -1
-        self._newest: object = None
         self._read: dict[int, int] = {}  # samples read by each worker of a dataset with its own `__iter__`
         # Accelerate is not to divide among ranks what is divided already; it looks for this.
         self._is_accelerate_prepared = True
@@ -77,19 +75,29 @@ class StreamingDataLoader(DataLoader[Any]):
         """The rank's batches of the next epoch, from a loaded position on."""
         if isinstance(self.dataset, StreamingDataset):
             self.dataset.meet_world()
-        self.num_samples_yielded = self.num_batches_yielded = 0
         self._serial = -1
         self._read = {}
-        newest = self._newest = object()
+        # An iterator that was left for another one counts for itself alone.
+        yielded = self._yielded = [0, 0]
+        unknown = self.batch_size or 1
         for batch in self._batches():
-            if self._newest is newest:  # an iterator that was left for another one counts no more
-                if self._serial < 0 and isinstance(self.dataset, StreamingDataset):
-                    self._serial = self.dataset.position_serial
-                self.num_samples_yielded += batch_length(batch, unknown=self.batch_size or 1)
-                self.num_batches_yielded += 1
+            if not yielded[1] and self._yielded is yielded and isinstance(self.dataset, StreamingDataset):
+                self._serial = self.dataset.position_serial
+            yielded[0] += batch_length(batch, unknown=unknown)
+            yielded[1] += 1
             yield batch
-        if self._read and self._newest is newest and isinstance(self.dataset, StreamingDataset):
+        if self._read and self._yielded is yielded and isinstance(self.dataset, StreamingDataset):
             self._read = dict.fromkeys(range(max(1, self.num_workers)), self.dataset.consumable())
+
+    @property
+    def num_samples_yielded(self) -> int:
+        """Samples that this rank was given in the pass in progress."""
+        return self._yielded[0]
+
+    @property
+    def num_batches_yielded(self) -> int:
+        """Batches that this rank was given in the pass in progress."""
+        return self._yielded[1]
 
     def state_dict(self) -> dict[str, Any] | None:
         """The dataset's state behind the batches that were given out; None for another kind of dataset."""
