@@ -75,6 +75,7 @@ def replicate(
     from datasync.replicate import Options, Stop, report
     from datasync.replicate.control import stop_after, stop_on_signals
     from datasync.replicate.relay import hops_of, replicate_all
+    from datasync.storage.retry import patient
 
     if engine not in ("local", "ray"):
         raise UsageError(f"no engine is called {engine!r}", mend="use local or ray")
@@ -91,10 +92,10 @@ def replicate(
     )
     stop = Stop()
     outcomes: list[Outcome] = []
-    chosen = targets(config, names or [], to=split(to or []), source=source, rename=rename)
     seconds = duration(max_runtime, Place("--max-runtime")) if max_runtime is not None else None
     documents = []
-    with stop_on_signals(stop), stop_after(stop, seconds):
+    with stop_on_signals(stop), patient(options.retry_seconds), stop_after(stop, seconds):
+        chosen = targets(config, names or [], to=split(to or []), source=source, rename=rename)
         for target in chosen:
             hops = hops_of(target, config) if relay and dry_run and isinstance(target, Target) else []
             feeders = {hop.to: hop.source for hop in hops}

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from datasync.errors import TransientError
+from datasync.storage.retry import patient
 
 T = TypeVar("T")
 
@@ -28,7 +29,8 @@ def within(seconds: float, ask: Callable[[], T], *, where: str) -> T:
 
     def run() -> None:
         try:
-            answer.append(ask())
+            with patient(seconds):
+                answer.append(ask())
         except BaseException as error:  # noqa: BLE001  the caller raises it
             failure.append(error)
 

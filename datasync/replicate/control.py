@@ -1,8 +1,9 @@
 """Ending a run cleanly: on SIGTERM or SIGINT, and at a deadline.
 
 What is being written is finished, the journal is written, the lease is given back. A second SIGINT ends at
-once, and a place that stays silent is not waited for longer than `GRACE_SECONDS`: a run may be killed at any
-instant, so then it ends itself. Even so a later run goes on where this one was.
+once. A server that stays silent is not waited for longer than `LAST_SECONDS`, and whatever else does not end,
+say a dead mount, not longer than `GRACE_SECONDS`: a run may be killed at any instant, so then it ends itself.
+Even so a later run goes on where this one was.
 """
 
 from __future__ import annotations
@@ -12,14 +13,19 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING
+
+from datasync.replicate.retry import RETRY_SECONDS
+from datasync.storage.retry import LAST_SECONDS, patient
 
 if TYPE_CHECKING:
     from datasync.replicate.run import Stop
 
 GRACE_SECONDS = 30.0
+_LOOK_SECONDS = 0.5
 
 
 @contextlib.contextmanager
@@ -36,8 +42,13 @@ def stop_on_signals(stop: Stop, *, last_words: Callable[[], None] | None = None)
         while not stop.event.wait(0.5):
             if ended.is_set():
                 return
-        if not ended.wait(GRACE_SECONDS):
-            _end_now(stop, last_words)
+        from datasync.storage.http1 import cut_silent
+
+        until = time.monotonic() + GRACE_SECONDS
+        while not ended.wait(_LOOK_SECONDS):
+            cut_silent(LAST_SECONDS)
+            if time.monotonic() > until:
+                _end_now(stop, last_words)
 
     threading.Thread(target=watch, name="grace", daemon=True).start()
 
@@ -48,7 +59,8 @@ def stop_on_signals(stop: Stop, *, last_words: Callable[[], None] | None = None)
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield
+        with patient(RETRY_SECONDS, stop.event):
+            yield
     finally:
         ended.set()
         for number, handler in before.items():

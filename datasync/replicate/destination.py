@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,7 @@ from datasync.replicate.plan import Plan, compare, conflicts, in_place, items
 from datasync.replicate.retry import RETRY_SECONDS, retrying
 from datasync.storage.base import ObjectInfo, Store
 from datasync.storage.local import LocalStore
+from datasync.storage.retry import inheriting
 from shards.version import __version__
 
 if TYPE_CHECKING:
@@ -190,7 +192,7 @@ def _listing(store: Store, plan: Plan) -> Iterator[tuple[str, int]]:
     if len(plan.unproven) <= _STAT_UP_TO:
         wanted = [item.key for item in items(plan.table, plan.unproven)]
         with ThreadPoolExecutor(16) as pool:
-            found = list(pool.map(lambda key: _stat(store, key), wanted))
+            found = list(pool.map(inheriting(partial(_stat, store)), wanted))
         return iter([(info.key, info.bytes) for info in found if info is not None])
 
     def listed() -> Iterator[tuple[str, int]]:

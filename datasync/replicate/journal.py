@@ -26,6 +26,7 @@ from typing import Any
 from datasync.errors import StoreError
 from datasync.replicate.layout import JOURNAL
 from datasync.storage.base import Store
+from datasync.storage.retry import inheriting
 
 log = logging.getLogger(__name__)
 
@@ -193,7 +194,8 @@ class Journal:
         with self._lock:
             self._lines.append(json.dumps(record, ensure_ascii=False) + "\n")
             if self._thread is None:
-                self._thread = threading.Thread(target=self._flush_loop, name="journal", daemon=True)
+                flush = inheriting(self._flush_loop)
+                self._thread = threading.Thread(target=flush, name="journal", daemon=True)
                 self._thread.start()
 
     def _flush_loop(self) -> None:

@@ -29,6 +29,7 @@ from datasync.replicate.limits import concurrency_of, endpoint_of
 from datasync.replicate.plan import Item
 from datasync.replicate.retry import RETRY_SECONDS, Stopped, retrying
 from datasync.storage.base import Buffer, Store
+from datasync.storage.retry import inheriting
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +145,8 @@ class Lane:
         with self._turn:
             self._busy += 1
             if len(self._threads) < min(self._busy, _WORKERS):
-                thread = threading.Thread(target=self._work, name=f"lane {self.name}", daemon=True)
+                work = inheriting(self._work)
+                thread = threading.Thread(target=work, name=f"lane {self.name}", daemon=True)
                 self._threads.append(thread)
                 thread.start()
         self._queue.put((task, item, bytes))

@@ -24,7 +24,8 @@ from datasync.replicate.journal import Begun, Done
 from datasync.replicate.lane import Lane
 from datasync.replicate.plan import Item
 from datasync.replicate.retry import retrying
-from datasync.storage.base import Store, Upload
+from datasync.storage.base import Filled, Store, Upload
+from datasync.storage.retry import inheriting
 from shards.digests import Digest, crc32c
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def _ranges(
 ) -> Iterator[tuple[int, Loan, int, list[_Sending]]]:
     """The object's ranges in order, several being read ahead; each with its CRC and the lanes that have room
     for it."""
-    ahead: deque[tuple[int, Future[int], list[_Sending], Loan]] = deque()
+    ahead: deque[tuple[int, Future[Filled], list[_Sending], Loan]] = deque()
     pool = ThreadPoolExecutor(_AHEAD, thread_name_prefix="ranges")
     try:
         for number, start in enumerate(range(0, item.bytes, size), start=1):
@@ -144,7 +145,7 @@ def _ranges(
             if not reserved:
                 break
             loan = mover.buffers.take(length)
-            future = pool.submit(mover.read, source, item, start, loan.view)
+            future = pool.submit(inheriting(mover.read), source, item, start, loan.view)
             ahead.append((number, future, reserved, loan))
             if len(ahead) >= _AHEAD:
                 yield _next(ahead)
@@ -159,10 +160,10 @@ def _ranges(
 
 
 def _next(
-    ahead: deque[tuple[int, Future[int], list[_Sending], Loan]],
+    ahead: deque[tuple[int, Future[Filled], list[_Sending], Loan]],
 ) -> tuple[int, Loan, int, list[_Sending]]:
     number, future, reserved, loan = ahead[0]
-    crc = future.result()
+    crc = future.result().crc32c
     ahead.popleft()
     return number, loan, crc, reserved
 

@@ -37,6 +37,7 @@ from datasync.errors import BusyError, ConflictError, FormatError, NotFoundError
 from datasync.ops.receipts import now
 from datasync.replicate.layout import LEASE
 from datasync.storage.base import ObjectInfo, Store
+from datasync.storage.retry import inheriting
 
 log = logging.getLogger(__name__)
 
@@ -191,7 +192,8 @@ class Lease:
                 except BaseException:
                     _held.discard(mine.holder.run)
                     raise
-                self._thread = threading.Thread(target=self._renew_loop, name="lease", daemon=True)
+                renew = inheriting(self._renew_loop)
+                self._thread = threading.Thread(target=renew, name="lease", daemon=True)
                 self._thread.start()
                 return
             time.sleep(random.uniform(0.05, 0.3))

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from datasync.errors import TransientError
+from datasync.storage.retry import one_thing
 
 log = logging.getLogger(__name__)
 
@@ -32,13 +33,14 @@ class Stopped(Exception):
 
 
 def retrying(
-    operation: Callable[[], T], *, seconds: float = RETRY_SECONDS, stop: threading.Event | None = None
+    operation: Callable[[], T], *, seconds: float | None = None, stop: threading.Event | None = None
 ) -> T:
     """Run `operation` until it succeeds or fails for good.
 
     Args:
         operation (Callable[[], T]): Safe to run again.
-        seconds (float): How long to go on after the first failure. Default: ``120``.
+        seconds (float | None): How long to go on after the first failure; not longer than this thread is
+            patient (`storage.retry.patient`). Default: as long as that, else ``120``.
         stop (threading.Event | None): Ends the pauses early. Default: ``None``.
 
     Raises:
@@ -47,18 +49,20 @@ def retrying(
     """
     failed_at: float | None = None
     pause = _FIRST
-    while True:
-        try:
-            return operation()
-        except TransientError as error:
-            now = time.monotonic()
-            failed_at = now if failed_at is None else failed_at
-            if now - failed_at + pause > seconds:
-                raise
-            log.info("trying again in %.1f s: %s", pause, error.message)
-        wait = pause * random.uniform(0.5, 1.0)
-        if stop is None:
-            time.sleep(wait)
-        elif stop.wait(wait):
-            raise Stopped
-        pause = min(pause * 2, _LONGEST)
+    with one_thing(seconds, stop, default=RETRY_SECONDS) as patience:
+        while True:
+            try:
+                return operation()
+            except TransientError as error:
+                if stop is not None and stop.is_set():
+                    raise Stopped from error
+                patience.failed()
+                now = time.monotonic()
+                failed_at = now if failed_at is None else failed_at
+                if now - failed_at + pause > patience.seconds or not patience.allows(pause):
+                    raise
+                log.info("trying again in %.1f s: %s", pause, error.message)
+            patience.sleep(pause * random.uniform(0.5, 1.0))
+            if stop is not None and stop.is_set():
+                raise Stopped
+            pause = min(pause * 2, _LONGEST)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from datasync.errors import DatasyncError, NotFoundError, StoreError, UsageError
+from datasync.errors import DatasyncError, NotFoundError, StoreError, TransientError, UsageError
 from datasync.ops import receipts
 from datasync.ops.receipts import Receipt
 from datasync.replicate import spread
@@ -39,6 +39,7 @@ from datasync.replicate.plan import Item, items
 from datasync.replicate.retry import RETRY_SECONDS, retrying
 from datasync.replicate.transfer import Mover
 from datasync.storage.base import Store
+from datasync.storage.retry import inheriting, patient
 from shards.progress import Progress
 
 log = logging.getLogger(__name__)
@@ -179,23 +180,31 @@ def replicate(
         if identity(store) == identity(source):
             raise UsageError(f"{name}: {place} is the source itself", mend="name another destination")
     pending = dict(to)
-    if not options.as_tree:
-        for place, receipt in unchanged(source, to, retry_seconds=options.retry_seconds).items():
-            _already(outcomes[place], receipt)
-            pending.pop(place)
-    if pending:
-        _Run(source, pending, name, options, stop, fallbacks, outcomes).go()
+    try:
+        with patient(options.retry_seconds, stop.event):
+            if not options.as_tree:
+                for place, receipt in unchanged(source, to).items():
+                    _already(outcomes[place], receipt)
+                    pending.pop(place)
+            if stop.event.is_set():
+                raise TransientError("a stop was asked for")
+            if pending:
+                _Run(source, pending, name, options, stop, fallbacks, outcomes).go()
+    except TransientError as error:
+        if not stop.event.is_set():
+            raise
+        log.info("%s: stopped in the middle of: %s", name, error.message)
+        for place in pending:
+            outcomes[place].state = STOPPED
     for outcome in outcomes.values():
         outcome.seconds = outcome.seconds or time.monotonic() - began
     return list(outcomes.values())
 
 
-def unchanged(
-    source: Store, to: Mapping[str, Store], *, retry_seconds: float = RETRY_SECONDS
-) -> dict[str, Receipt]:
+def unchanged(source: Store, to: Mapping[str, Store]) -> dict[str, Receipt]:
     """Destinations whose newest receipt proves what the source's index still is. Two small objects each."""
     try:
-        info = retrying(lambda: source.stat(INDEX), seconds=retry_seconds)
+        info = retrying(lambda: source.stat(INDEX))
     except NotFoundError:
         return {}
     tag = tag_of(source, info)
@@ -215,7 +224,7 @@ def unchanged(
     if len(to) == 1:
         look(*next(iter(to.items())))
         return found
-    threads = [threading.Thread(target=look, args=item, daemon=True) for item in to.items()]
+    threads = [threading.Thread(target=inheriting(look), args=item, daemon=True) for item in to.items()]
     for thread in threads:
         thread.start()
     until: float | None = None
@@ -267,6 +276,8 @@ class _Run:
         self.progress: dict[str, Progress] = {}
         self.shown = contextlib.ExitStack()
         self.signature: tuple[str, bytes] | None = None
+        self.asking: dict[str, threading.Thread] = {}
+        self.silent: dict[str, DatasyncError] = {}
 
     def go(self) -> None:
         options = self.options
@@ -340,22 +351,21 @@ class _Run:
     def _destinations_asked(self) -> Iterator[None]:
         """Have the destinations asked what they can do while the source is looked at."""
 
-        def ask(store: Store) -> None:
-            # What is wrong with a destination is told when it is opened.
-            with contextlib.suppress(DatasyncError):
-                store.abilities()
+        def ask(place: str, store: Store) -> None:
+            try:
+                retrying(store.abilities)
+            except DatasyncError as error:
+                self.silent[place] = error  # told when it is opened
 
-        threads = (
-            []
-            if self.options.dry_run
-            else [threading.Thread(target=ask, args=(s,), daemon=True) for s in self.to.values()]
-        )
-        for thread in threads:
+        if not self.options.dry_run:
+            for item in self.to.items():
+                self.asking[item[0]] = threading.Thread(target=inheriting(ask), args=item, daemon=True)
+        for thread in self.asking.values():
             thread.start()
         try:
             yield
         finally:
-            for thread in threads:
+            for thread in self.asking.values():
                 thread.join(_LAG_SECONDS)  # a dead one does not hold up the others
 
     def _open_all(self, catalog: Catalog) -> tuple[list[Destination], list[threading.Thread]]:
@@ -381,7 +391,8 @@ class _Run:
                 self._alone_from_the_start(destination, catalog)
 
         threads = {
-            place: threading.Thread(target=begin, args=(place, store)) for place, store in self.to.items()
+            place: threading.Thread(target=inheriting(begin), args=(place, store))
+            for place, store in self.to.items()
         }
         for place, thread in threads.items():
             self._describe(place, catalog)
@@ -402,6 +413,9 @@ class _Run:
     def _open(self, place: str, store: Store) -> Destination | None:
         """A destination under its lease, or None with its error told."""
         try:
+            self.asking[place].join()
+            if place in self.silent:
+                raise self.silent[place]
             return open_destination(
                 place,
                 store,
@@ -414,7 +428,8 @@ class _Run:
                 on_progress=partial(self._advance, place),
             )
         except DatasyncError as error:
-            self.outcomes[place].error = error
+            if not self._ended_by_stop(place, error):
+                self.outcomes[place].error = error
         except Exception as error:  # a defect must not pass for success because a thread ended with it
             log.exception("%s: %s", place, self.name)
             self.outcomes[place].error = StoreError(f"{place}: {type(error).__name__}: {error}")
@@ -471,6 +486,8 @@ class _Run:
             step()
             return True
         except DatasyncError as error:
+            if self._ended_by_stop(destination.name, error):
+                return False
             failure = error
         except Exception as error:  # a defect must not pass for success because a thread ended with it
             log.exception("%s: %s", destination.name, self.name)
@@ -481,6 +498,14 @@ class _Run:
         destination.lane.fail(failure)
         self.outcomes[destination.name].error = failure
         return False
+
+    def _ended_by_stop(self, place: str, error: DatasyncError) -> bool:
+        """Whether a place is only unfinished: what failed would have been tried again but for the stop."""
+        if not self.stop.event.is_set() or not isinstance(error, TransientError):
+            return False
+        log.info("%s: stopped in the middle of: %s", place, error.message)
+        self.outcomes[place].state = STOPPED
+        return True
 
     def _group(self, group: list[Destination], catalog: Catalog) -> None:
         """Bring destinations that keep step to their end; who lags gets a thread of its own."""
@@ -498,7 +523,7 @@ class _Run:
         def guarded() -> None:
             self._guarded(destination, partial(step, destination, *args))
 
-        thread = threading.Thread(target=guarded, name=f"end of {destination.name}")
+        thread = threading.Thread(target=inheriting(guarded), name=f"end of {destination.name}")
         thread.start()
         return thread
 

@@ -25,6 +25,7 @@ from datasync.replicate.lane import Lane
 from datasync.replicate.limits import concurrency_of
 from datasync.replicate.plan import Item
 from datasync.replicate.retry import RETRY_SECONDS, Stopped, retrying
+from datasync.storage.retry import inheriting
 from datasync.storage.base import Filled, Store
 from shards.digests import Digest
 
@@ -92,7 +93,7 @@ class Mover:
                     return
 
         with ThreadPoolExecutor(_READERS, thread_name_prefix="reader") as pool:
-            for future in [pool.submit(reader) for _ in range(_READERS)]:
+            for future in [pool.submit(inheriting(reader)) for _ in range(_READERS)]:
                 future.result()
 
     def _move(self, item: Item, lanes: list[Lane]) -> None:

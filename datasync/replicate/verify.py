@@ -35,6 +35,7 @@ from datasync.replicate.plan import Item, beside, items, schema
 from datasync.replicate.retry import retrying
 from datasync.replicate.run import Stop
 from datasync.storage.base import Store
+from datasync.storage.retry import inheriting
 from shards.digests import Digest
 from shards.manifest import Manifest
 from shards.progress import Progress
@@ -337,7 +338,7 @@ class _Scrub:
                     progress.advance(bytes=item.bytes, items=1)
 
             with ThreadPoolExecutor(_READERS) as pool:
-                for future in [pool.submit(reader) for _ in range(_READERS)]:
+                for future in [pool.submit(inheriting(reader)) for _ in range(_READERS)]:
                     future.result()
 
     def _check(self, item: Item) -> None:

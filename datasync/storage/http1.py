@@ -8,7 +8,8 @@
 A request body is sent from the caller's buffer and a response body is read straight into the bytes that the
 caller gets, or into the caller's own memory (`Response.read_into`). Without TLS the kernel is asked for large
 pieces whole, one call each. No deadline limits a transfer that moves: the timeout is for each wait on the
-socket. A pool belongs to one process; see `datasync.storage.process`.
+socket. A pool belongs to one process; see `datasync.storage.process`. `cut_silent` ends what is under way and
+does not move.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ from __future__ import annotations
 import base64
 import contextlib
 import io
+import math
 import os
 import select
 import socket
 import ssl
 import struct
+import sys
 import threading
 import time
 import urllib.request
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +46,10 @@ _SENT_AT_ONCE = 1 << 20
 _LONGEST_LINE = 64 << 10
 _MOST_HEADERS = 200
 _NO_BODY = (204, 304)
+_LAST_DATA_RECEIVED, _LAST_ACK_RECEIVED = 52, 56  # bytes into Linux's struct tcp_info, in milliseconds
+
+_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_pools.clear)  # their connections are the parent's
 
 
 class BadResponse(OSError):
@@ -205,8 +213,9 @@ class _Plain(io.RawIOBase):
 class _Connection:
     """One socket to the origin, perhaps through a proxy."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, wait: float) -> None:
         self.sock = sock
+        self.wait = wait
         raw = sock.makefile("rb", buffering=0) if isinstance(sock, ssl.SSLSocket) else _Plain(sock)
         self.file = io.BufferedReader(raw, _READ_AHEAD)
         self.used = time.monotonic()
@@ -220,6 +229,24 @@ class _Connection:
         poll = select.poll()
         poll.register(self.sock, select.POLLIN)
         return bool(poll.poll(0))
+
+    def set_wait(self, seconds: float) -> None:
+        """Have each wait on the socket end after so long."""
+        if seconds != self.wait:
+            self.wait = seconds
+            if isinstance(self.sock, ssl.SSLSocket):
+                self.sock.settimeout(seconds)
+            else:
+                _block(self.sock, seconds)
+
+    def silent_seconds(self) -> float:
+        """How long nothing has come, as the kernel tells; 0 where it does not."""
+        if not sys.platform.startswith("linux"):
+            return 0.0
+        info = self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 64)
+        places = (_LAST_DATA_RECEIVED, _LAST_ACK_RECEIVED)
+        found: float = min(struct.unpack_from("@I", info, place)[0] for place in places) / 1000
+        return found
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -252,24 +279,42 @@ class Pool:
         self._proxy = _proxy_of(origin)
         self._tls = _tls_context(ca_bundle) if origin.scheme == "https" else None
         self._idle: list[_Connection] = []
+        self._busy: set[_Connection] = set()
         self._lock = threading.Lock()
+        _pools.add(self)
 
     @contextlib.contextmanager
     def exchange(
-        self, method: str, target: str, headers: Mapping[str, str], body: Buffer = b""
+        self,
+        method: str,
+        target: str,
+        headers: Mapping[str, str],
+        body: Buffer = b"",
+        *,
+        wait: float = math.inf,
     ) -> Iterator[Response]:
         """Send a request and give its response; the body is read inside the block.
+
+        With `wait`, each wait on the socket ends after so many seconds, where that is sooner.
 
         Raises:
             OSError: No connection, or it broke; `ssl.SSLError` and `socket.gaierror` among them.
         """
-        connection, response = self._send(method, target, headers, memoryview(body).cast("B"))
+        connection, response = self._send(method, target, headers, memoryview(body).cast("B"), wait)
         reusable = False
         try:
             yield response
             reusable = response.finished and response.keeps_alive
         finally:
             self._give_back(connection, reusable)
+
+    def cut_silent(self, seconds: float) -> None:
+        """End requests on whose connections nothing has come for so long; see the function of this name."""
+        with self._lock:
+            for connection in self._busy:
+                with contextlib.suppress(OSError):
+                    if connection.silent_seconds() > seconds:
+                        connection.sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close what is idle."""
@@ -279,14 +324,14 @@ class Pool:
             connection.close()
 
     def _send(
-        self, method: str, target: str, headers: Mapping[str, str], body: memoryview
+        self, method: str, target: str, headers: Mapping[str, str], body: memoryview, wait: float
     ) -> tuple[_Connection, Response]:
         head = self._head(method, target, headers, len(body))
-        connection = self._take()
+        connection = self._take(wait)
         try:
             return connection, _talk(connection, method, head, body)
         except BaseException as error:
-            connection.close()
+            self._give_back(connection, reusable=False)
             if isinstance(error, OSError) and not isinstance(error, TimeoutError) and not connection.fresh:
                 raise Dropped(str(error)) from error
             raise
@@ -305,28 +350,35 @@ class Pool:
             raise ValueError("a line break in a header")
         return "\r\n".join([*lines, "", ""]).encode("latin-1")
 
-    def _take(self) -> _Connection:
+    def _take(self, wait: float) -> _Connection:
+        wait = min(wait, self._stall_seconds)
         while True:
             with self._lock:
                 connection = self._idle.pop() if self._idle else None
             if connection is None:
-                return _Connection(self._connect())
-            if not connection.is_stale():
+                connection = _Connection(self._connect(wait), wait)
+            elif connection.is_stale():
+                connection.close()
+                continue
+            else:
                 connection.fresh = False
-                return connection
-            connection.close()
+                connection.set_wait(wait)
+            with self._lock:
+                self._busy.add(connection)
+            return connection
 
     def _give_back(self, connection: _Connection, reusable: bool) -> None:
         connection.used = time.monotonic()
         with self._lock:
+            self._busy.discard(connection)
             if reusable and len(self._idle) < _MOST_IDLE:
                 self._idle.append(connection)
                 return
         connection.close()
 
-    def _connect(self) -> socket.socket:
+    def _connect(self, wait: float) -> socket.socket:
         via = Origin.parse(self._proxy) if self._proxy is not None else self.origin
-        sock = socket.create_connection((via.host, via.port), timeout=self._connect_seconds)
+        sock = socket.create_connection((via.host, via.port), timeout=min(wait, self._connect_seconds))
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -334,9 +386,9 @@ class Pool:
                 if self._proxy is not None:
                     self._tunnel(sock, self._proxy)
                 sock = self._tls.wrap_socket(sock, server_hostname=self.origin.host)
-                sock.settimeout(self._stall_seconds)
+                sock.settimeout(wait)
             else:
-                _block(sock, self._stall_seconds)
+                _block(sock, wait)
         except BaseException:
             sock.close()
             raise
@@ -354,6 +406,12 @@ class Pool:
             status, reason, _ = _read_head(file)
         if status != 200:
             raise BadResponse(f"the proxy refuses a way to {there}: {status} {reason}")
+
+
+def cut_silent(seconds: float) -> None:
+    """End every request of this process on whose connection nothing has come for so many seconds."""
+    for pool in list(_pools):
+        pool.cut_silent(seconds)
 
 
 def _block(sock: socket.socket, seconds: float) -> None:

@@ -14,7 +14,6 @@ import base64
 import contextlib
 import hashlib
 import re
-import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from email.utils import parsedate_to_datetime
@@ -30,12 +29,12 @@ from datasync.errors import (
     UnsupportedError,
     UsageError,
 )
-from datasync.storage import s3_xml
+from datasync.storage import http1, s3_xml
 from datasync.storage.base import Abilities, Buffer, Filled, ObjectInfo, Store, Upload, UploadInfo
 from datasync.storage.http1 import Response
 from datasync.storage.keys import check_key, check_prefix, join
 from datasync.storage.process import shared
-from datasync.storage.retry import ATTEMPTS, pause_before
+from datasync.storage.retry import ATTEMPTS, patience, pause_before
 from datasync.storage.s3_account import S3Settings
 from datasync.storage.s3_api import CRC_HEADER, AmbiguousConflict, S3Api, api_of, encoded_crc
 from datasync.storage.s3_probe import Traits, traits_of
@@ -136,7 +135,7 @@ class S3Store:
             except CorruptError:
                 if attempt == ATTEMPTS:
                     raise
-                time.sleep(pause_before(attempt))
+                patience().sleep(pause_before(attempt))
         raise AssertionError("unreachable")
 
     def read_into(
@@ -161,7 +160,7 @@ class S3Store:
             except CorruptError:
                 if attempt == ATTEMPTS:
                     raise
-                time.sleep(pause_before(attempt))
+                patience().sleep(pause_before(attempt))
         raise AssertionError("unreachable")
 
     @contextlib.contextmanager
@@ -417,6 +416,7 @@ class _Body:
                     mend="read it again; if it stays, the object is damaged at the server",
                 )
             yield piece
+            patience().moved()
         if self._end is not None and offset != self._end:
             raise TransientError(
                 f"{what} ended after {offset - self._start} of {self._end - self._start} bytes",
@@ -425,9 +425,12 @@ class _Body:
 
     def _reopen(self, offset: int, failures: int, error: OSError) -> None:
         failure = self._api.network_error(error, self._full)
-        if self._end is None or not self._version or failures >= ATTEMPTS:
+        bearing, pause = patience(), pause_before(failures)
+        silent = isinstance(error, TimeoutError)
+        bearing.failed(waited=min(bearing.left(), http1.STALL_SECONDS) if silent else 0.0)
+        if self._end is None or not self._version or failures >= ATTEMPTS or not bearing.allows(pause):
             raise failure from error
-        time.sleep(pause_before(failures))
+        bearing.sleep(pause)
         self._stack.pop_all().close()
         again = {"Range": f"bytes={offset}-{self._end - 1}", "If-Match": self._version}
         self._response = self._stack.enter_context(self._api.open("GET", self._full, headers=again))

@@ -29,11 +29,11 @@ from datasync.errors import (
     ThrottledError,
     TransientError,
 )
-from datasync.storage import s3_errors
+from datasync.storage import http1, s3_errors
 from datasync.storage.base import Buffer
 from datasync.storage.http1 import Dropped, Origin, Pool, Response
 from datasync.storage.process import shared
-from datasync.storage.retry import ATTEMPTS, Gate, pause_before
+from datasync.storage.retry import ATTEMPTS, Gate, Patience, patience, pause_before
 from datasync.storage.s3_account import Account, S3Settings
 from datasync.storage.s3_errors import Answer
 from datasync.storage.sigv4 import UNSIGNED, Signer, encode_path, encode_query
@@ -72,6 +72,8 @@ class _Request:
     query: Mapping[str, str]
     headers: Mapping[str, str]
     body: memoryview
+    patience: Patience
+    began: float = 0.0
     attempt: int = 0
     maybe_done: bool = False
     learnt: set[str] = field(default_factory=set)
@@ -113,6 +115,7 @@ class S3Api:
                 except OSError as error:
                     self._failed(request, self._network_error(error, request))
                     continue
+                request.patience.moved()
                 return Reply(status=response.status, headers=response.headers, body=content)
 
     @contextlib.contextmanager
@@ -133,7 +136,7 @@ class S3Api:
         return f"s3://{self.bucket}/{key}"
 
     def network_error(self, error: OSError, key: str) -> StoreError:
-        """The error for a body that broke off."""
+        """The error for a connection that did not come about, or a body that broke off."""
         return s3_errors.network_error(error, what=self.what(key), endpoint=self.endpoint)
 
     def _use_region(self, region: str) -> None:
@@ -164,7 +167,7 @@ class S3Api:
                 f"{key!r} is not UTF-8 and cannot be a key in S3", mend="rename the file at its source"
             ) from None
         view = memoryview(body).cast("B")
-        return _Request(method=method, key=key, query=query, headers=headers, body=view)
+        return _Request(method=method, key=key, query=query, headers=headers, body=view, patience=patience())
 
     def _until_success(self, stack: ExitStack, request: _Request) -> Response:
         """Send until the answer is a success; `stack` then holds its connection."""
@@ -199,7 +202,10 @@ class S3Api:
         query = encode_query(request.query) if request.query else ""
         headers = self._signed(request, path, query)
         target = f"{path}?{query}" if query else path
-        return self._pool.exchange(request.method, target, headers, request.body)
+        request.began = time.monotonic()
+        return self._pool.exchange(
+            request.method, target, headers, request.body, wait=request.patience.left()
+        )
 
     def _signed(self, request: _Request, path: str, query: str) -> Mapping[str, str]:
         keys = self.account.keys(self.endpoint)
@@ -219,11 +225,13 @@ class S3Api:
             raise AmbiguousConflict(failure.message, mend=failure.mend)
         again = isinstance(failure, TransientError | CorruptError) and not _is_damaged_here(failure, request)
         request.attempt += 1
-        if not again or request.attempt >= ATTEMPTS:
+        request.patience.failed()
+        pause = pause_before(request.attempt)
+        if not again or request.attempt >= ATTEMPTS or not request.patience.allows(pause):
             raise failure
         request.maybe_done = request.maybe_done or not isinstance(failure, ThrottledError | CorruptError)
         _log.info("attempt %d: %s", request.attempt, failure.message)
-        time.sleep(pause_before(request.attempt))
+        request.patience.sleep(pause)
 
     def _learn(self, answer: Answer, request: _Request) -> bool:
         """Whether the answer says how the same request can succeed; each lesson is taken once a request."""
@@ -298,6 +306,9 @@ class S3Api:
         )
 
     def _network_error(self, error: OSError, request: _Request) -> StoreError:
+        if isinstance(error, TimeoutError):
+            elapsed = time.monotonic() - request.began
+            request.patience.failed(waited=min(elapsed, request.patience.left(), http1.STALL_SECONDS))
         return self.network_error(error, request.key)
 
 

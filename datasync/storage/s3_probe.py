@@ -35,6 +35,7 @@ from datasync.storage import s3_xml
 from datasync.storage.base import Abilities
 from datasync.storage.keys import join
 from datasync.storage.process import shared
+from datasync.storage.retry import LAST_SECONDS, inheriting, one_thing
 from datasync.storage.s3_api import CRC_HEADER, AmbiguousConflict, S3Api, encoded_crc
 from datasync.storage.s3_errors import ForbiddenError
 from shards.digests import crc32c
@@ -150,7 +151,8 @@ def probe(api: S3Api, prefix: str) -> Traits:
     try:
         found = asking.run()
     except BaseException:
-        asking.clean(logging.INFO)  # why is told by the error itself; mostly nothing was written
+        with one_thing(LAST_SECONDS, None, default=LAST_SECONDS):
+            asking.clean(logging.INFO)  # why is told by the error itself; mostly nothing was written
         raise
     asking.clean(logging.WARNING)
     return found
@@ -257,7 +259,7 @@ class _Probe:
         for _ in range(_TRIES):
             name = f"race-{uuid.uuid4().hex[:8]}"
             with ThreadPoolExecutor(max_workers=_RACERS) as pool:
-                results = list(pool.map(race, [name] * _RACERS))
+                results = list(pool.map(inheriting(race), [name] * _RACERS))
             winners = results.count(True)
             if winners == 1 or None not in results:
                 return winners == 1

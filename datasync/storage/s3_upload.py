@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from datasync.errors import ConflictError, CorruptError, NotFoundError, StoreError
 from datasync.storage import s3_xml
 from datasync.storage.base import Buffer, ObjectInfo, UploadInfo
+from datasync.storage.retry import inheriting
 from datasync.storage.s3_api import CRC_HEADER, AmbiguousConflict
 from shards.digests import crc32c as crc32c_of
 
@@ -161,7 +162,7 @@ def upload_file(store: S3Store, key: str, path: Path, size: int, *, if_absent: b
     numbers = range(1, -(-size // step) + 1)
     try:
         with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
-            tags = dict(zip(numbers, pool.map(send, numbers), strict=True))
+            tags = dict(zip(numbers, pool.map(inheriting(send), numbers), strict=True))
         return upload.complete(tags, if_absent=if_absent)
     except BaseException:
         upload.abort()
