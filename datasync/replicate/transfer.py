@@ -10,7 +10,6 @@ whatever the size and number of objects; nothing passes through the disk. Large 
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import threading
 from collections.abc import Iterable, Sequence
@@ -25,8 +24,8 @@ from datasync.replicate.lane import Lane
 from datasync.replicate.limits import concurrency_of
 from datasync.replicate.plan import Item
 from datasync.replicate.retry import RETRY_SECONDS, Stopped, retrying
-from datasync.storage.retry import inheriting
 from datasync.storage.base import Filled, Store
+from datasync.storage.retry import inheriting
 from shards.digests import Digest
 
 log = logging.getLogger(__name__)
@@ -153,8 +152,8 @@ class Mover:
         handed = 0
         loan = self.buffers.take(item.bytes)
         try:
-            crc = self.read(source, item, 0, loan.view)
-            proof = self.proven(source, item, _digests(loan.view, item.hashes), crc)
+            filled = self.read(source, item, 0, loan.view)
+            proof = self.proven(source, item, _digests(filled, loan.view, item.hashes), filled.crc32c)
             for lane in ready:
                 loan.share(1)
                 lane.submit(_Put(lane, item, loan, proof), item, item.bytes)
@@ -164,14 +163,15 @@ class Mover:
             for lane in ready[handed:]:
                 lane.give_back(item.bytes)
 
-    def read(self, source: Store, item: Item, start: int, buffer: memoryview) -> int:
-        """Fill `buffer` with the object or a range of it; its CRC-32C."""
+    def read(self, source: Store, item: Item, start: int, buffer: memoryview) -> Filled:
+        """Fill `buffer` with the object, hashed by SHA-256 as it comes, or with a range of it."""
         slots, length = concurrency_of(source), len(buffer)
-        part = None if start == 0 and length == item.bytes else start
+        whole = start == 0 and length == item.bytes
+        part = None if whole else start
 
         def attempt() -> Filled:
             with slots.slot(length):
-                return source.read_into(item.key, buffer, start=part, etag=etag_of(item.tag))
+                return source.read_into(item.key, buffer, start=part, etag=etag_of(item.tag), sha256=whole)
 
         filled = retrying(attempt, seconds=self.retry_seconds, stop=self.stop)
         with self.turn:
@@ -184,7 +184,7 @@ class Mover:
                 f"{item.key} at {source.url} has {filled.bytes:,} bytes, expected {length:,}",
                 mend="repair the source (datasync repair), or copy from another cluster (--from)",
             )
-        return filled.crc32c
+        return filled
 
     def proven(self, source: Store, item: Item, digests: dict[str, str], crc: int) -> Proof:
         """The proof, or `CorruptError` naming the object, the place and both digests."""
@@ -261,9 +261,10 @@ class Mover:
             lane.fail_object(item, error, at_source=True)
 
 
-def _digests(data: memoryview, others: Iterable[str]) -> dict[str, str]:
+def _digests(filled: Filled, data: memoryview, others: Iterable[str]) -> dict[str, str]:
     """SHA-256 and the others that are asked for, in hex."""
-    found = {"sha256": hashlib.sha256(data).hexdigest()}
+    assert filled.sha256 is not None
+    found = {"sha256": filled.sha256}
     if others:
         digest = Digest(set(others) - {"sha256"})
         digest.update(data)

@@ -50,10 +50,12 @@ class Filled:
         bytes (int): How many bytes lie in the buffer; the object's size where it is larger, and then what
             lies there is of no use.
         crc32c (int): CRC-32C of those bytes.
+        sha256 (str | None): Their SHA-256 in hex, where it was asked for.
     """
 
     bytes: int
     crc32c: int
+    sha256: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,11 +151,18 @@ class Store(Protocol):
         """
 
     def read_into(
-        self, key: str, buffer: memoryview, *, start: int | None = None, etag: str | None = None
+        self,
+        key: str,
+        buffer: memoryview,
+        *,
+        start: int | None = None,
+        etag: str | None = None,
+        sha256: bool = False,
     ) -> Filled:
         """Read an object, or with `start` a range of it, into memory of the caller's; else like `read`.
 
-        Fresh memory costs more than reading into it, so whoever moves many objects uses the same again.
+        Fresh memory costs more than reading into it, so whoever moves many objects uses the same again. With
+        `sha256` the bytes are hashed as they come, while they are in the processor's cache.
         """
 
     def stream(

@@ -217,13 +217,20 @@ class FsspecStore:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_into(
-        self, key: str, buffer: memoryview, *, start: int | None = None, etag: str | None = None
+        self,
+        key: str,
+        buffer: memoryview,
+        *,
+        start: int | None = None,
+        etag: str | None = None,
+        sha256: bool = False,
     ) -> Filled:
         data = self.read(key, start=start or 0, length=None if start is None else len(buffer), etag=etag)
         if len(data) > len(buffer):
             return Filled(bytes=len(data), crc32c=0)
         buffer[: len(data)] = data
-        return Filled(bytes=len(data), crc32c=crc32c_of(data))
+        digest = hashlib.sha256(data).hexdigest() if sha256 else None
+        return Filled(bytes=len(data), crc32c=crc32c_of(data), sha256=digest)
 
     @contextlib.contextmanager
     def stream(

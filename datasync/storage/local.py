@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import stat as stat_module
 from collections.abc import Iterable, Iterator
@@ -37,7 +38,7 @@ from datasync.storage.local_errors import translated
 from datasync.storage.temp import HIDDEN, TempFolder, folder_lock
 
 _COPY_CHUNK = 16 << 20
-_PIECE_BYTES = 1 << 20
+_PIECE_BYTES = 256 << 10
 _RETRY_MKDIR = 10
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 
@@ -169,7 +170,13 @@ class LocalStore:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_into(
-        self, key: str, buffer: memoryview, *, start: int | None = None, etag: str | None = None
+        self,
+        key: str,
+        buffer: memoryview,
+        *,
+        start: int | None = None,
+        etag: str | None = None,
+        sha256: bool = False,
     ) -> Filled:
         from shards.digests import crc32c
 
@@ -177,17 +184,19 @@ class LocalStore:
             size = before.st_size if start is None else min(len(buffer), max(before.st_size - start, 0))
             if size > len(buffer):
                 return Filled(bytes=size, crc32c=0)
-            at, value = 0, 0
+            at, value, digest = 0, 0, hashlib.sha256()
             while at < size:
                 with translated(self.url, key):
                     count = os.preadv(fd, [buffer[at : min(at + _PIECE_BYTES, size)]], (start or 0) + at)
                 if not count:
                     raise self._shorter(key, size - at)
                 value = crc32c(buffer[at : at + count], value)
+                if sha256:
+                    digest.update(buffer[at : at + count])
                 at += count
             if _etag(os.fstat(fd)) != _etag(before):
                 raise _changed(self.path(key))
-            return Filled(bytes=size, crc32c=value)
+            return Filled(bytes=size, crc32c=value, sha256=digest.hexdigest() if sha256 else None)
 
     @contextlib.contextmanager
     def stream(

@@ -75,10 +75,16 @@ class PacedStore:
         return data
 
     def read_into(
-        self, key: str, buffer: memoryview, *, start: int | None = None, etag: str | None = None
+        self,
+        key: str,
+        buffer: memoryview,
+        *,
+        start: int | None = None,
+        etag: str | None = None,
+        sha256: bool = False,
     ) -> Filled:
         self._pace.take(len(buffer))
-        return self.store.read_into(key, buffer, start=start, etag=etag)
+        return self.store.read_into(key, buffer, start=start, etag=etag, sha256=sha256)
 
     @contextlib.contextmanager
     def stream(

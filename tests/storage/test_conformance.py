@@ -89,8 +89,10 @@ def test_an_object_or_a_range_is_read_into_memory_of_the_caller(store: Store) ->
     etag = store.write("k", data).etag
     memory = bytearray(b"?" * len(data))
     filled = store.read_into("k", memoryview(memory), etag=etag)
-    assert (filled.bytes, filled.crc32c) == (len(data), crc32c(data))
+    assert (filled.bytes, filled.crc32c, filled.sha256) == (len(data), crc32c(data), None)
     assert memory == data
+    filled = store.read_into("k", memoryview(memory), sha256=True)
+    assert filled.sha256 == hashlib.sha256(data).hexdigest()
     part = memoryview(memory)[:1000]
     filled = store.read_into("k", part, start=7)
     assert (filled.bytes, filled.crc32c) == (1000, crc32c(data[7:1007]))
@@ -106,7 +108,8 @@ def test_an_object_of_another_size_than_the_memory_says_its_size(store: Store) -
     assert store.read_into("k", memoryview(memory), start=3).bytes == 2
     assert memory[:2] == b"45"
     store.write("empty", b"")
-    assert store.read_into("empty", memoryview(memory)).bytes == 0
+    filled = store.read_into("empty", memoryview(memory), sha256=True)
+    assert (filled.bytes, filled.sha256) == (0, hashlib.sha256().hexdigest())
     with pytest.raises(NotFoundError):
         store.read_into("no", memoryview(memory))
     with pytest.raises(ConflictError):
