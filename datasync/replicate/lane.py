@@ -8,11 +8,12 @@ a dead one is given up with its error while the others finish.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from datasync.errors import (
@@ -103,7 +104,7 @@ class Lane:
         self.tally = Tally()
         self.error: DatasyncError | None = None
         self.deferred: list[Item] = []
-        self.present: frozenset[str] | set[str] = frozenset()
+        self.present: dict[str, bool] = {}  # what lies there unproven -> whether others put it there
         self.uploads: dict[str, Begun] = {}
         # Between folders every byte is read here anyway, so it is proven before it has a name.
         self.server_copy = endpoint_of(store) != "file://"
@@ -150,6 +151,18 @@ class Lane:
                 self._threads.append(thread)
                 thread.start()
         self._queue.put((task, item, bytes))
+
+    @contextlib.contextmanager
+    def slot(self, bytes: int = 0) -> Iterator[None]:
+        """One of the endpoint's operations.
+
+        Raises:
+            Stopped: The lane was given up while this one waited for its turn.
+        """
+        with self.concurrency.slot(bytes, self.store.url):
+            if self.error is not None:
+                raise Stopped
+            yield
 
     def drain(self) -> None:
         """Wait until everything that was submitted has ended."""
@@ -222,7 +235,7 @@ class Lane:
 
     def finished(self, item: Item, done: Done, *, adopted: bool = False, server: bool = False) -> None:
         """Record an object as finished."""
-        self.journal.done(item.key, replace(done, adopted=adopted))
+        self.journal.done(item.key, replace(done, adopted=adopted and self.present.get(item.key, False)))
         with self._turn:
             self._in_a_row = 0
             if adopted:
@@ -264,7 +277,7 @@ class Lane:
         """Whether the store has these bytes under this key."""
 
         def look() -> bool:
-            with self.concurrency.slot(bytes):
+            with self.slot(bytes):
                 try:
                     info = self.store.stat(key)
                     if info.bytes != bytes:
@@ -281,7 +294,7 @@ class Lane:
         """Store an object whose bytes are proven; visible only when it is whole."""
 
         def send() -> None:
-            with self.concurrency.slot(len(data)):
+            with self.slot(len(data)):
                 self.store.write(item.key, data, crc32c=crc32c)
 
         for attempt in range(1, _SENDS + 1):
@@ -306,7 +319,7 @@ class Lane:
         """Read an object back and compare; a bad one goes to quarantine."""
 
         def hashed() -> str:
-            with self.concurrency.slot(item.bytes):
+            with self.slot(item.bytes):
                 return self._hash(item.key)
 
         found = retrying(hashed, seconds=self.retry_seconds, stop=self._stop)
@@ -326,7 +339,7 @@ class Lane:
             return False
 
         def copy() -> None:
-            with self.concurrency.slot(item.bytes):
+            with self.slot(item.bytes):
                 self.store.copy(source, item.key, item.key)
 
         try:

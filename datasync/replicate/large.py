@@ -215,7 +215,7 @@ class _Part:
 
         def send() -> str:
             data = self.loan.view
-            with lane.concurrency.slot(len(data)):
+            with lane.slot(len(data)):
                 return sending.upload.put(self.number, data, crc32c=self.crc)
 
         try:
@@ -256,15 +256,13 @@ class _Complete:
             return  # stopped on the way; the parts are recorded
 
         def complete() -> None:
-            with lane.concurrency.slot(0):
-                try:
+            try:
+                with lane.slot():
                     sending.upload.complete(dict(sending.tags))
-                except NotFoundError:
-                    # The answer to an earlier try was lost: then the object is there.
-                    if not lane.holds(
-                        item.key, item.bytes, sha256=self.proof.sha256, crc32c=self.proof.crc32c
-                    ):
-                        raise
+            except NotFoundError:
+                # The answer to an earlier try was lost: then the object is there.
+                if not lane.holds(item.key, item.bytes, sha256=self.proof.sha256, crc32c=self.proof.crc32c):
+                    raise
 
         retrying(complete, seconds=lane.retry_seconds)
         lane.uploads.pop(item.key, None)

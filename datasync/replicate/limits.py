@@ -2,8 +2,9 @@
 
 `Concurrency` climbs while more operations at once move more, steps back when they do not, and falls at once
 when the endpoint asks for less (503, 429) or times out. There is one for each endpoint in a process, shared
-by every worker, so that a hundred workers do not each learn it anew. Byte rates are the store's own business
-(`storage.paced`).
+by every worker, so that a hundred workers do not each learn it anew. Several places at one endpoint share it
+evenly, and each always has one operation, so that one that hangs does not keep the others. Byte rates are the
+store's own business (`storage.paced`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
@@ -39,8 +41,9 @@ class Concurrency:
         self.limit = min(start, most)
         self.most = most
         self._clock = clock
-        self._changed = threading.Condition()
-        self._running = 0
+        self._lock = threading.Lock()
+        self._running: Counter[str] = Counter()
+        self._waiting: dict[str, deque[threading.Lock]] = {}
         self._saturated = False
         self._began = clock()
         self._moved = 0.0
@@ -50,16 +53,12 @@ class Concurrency:
         self._calm_until = 0.0
 
     @contextlib.contextmanager
-    def slot(self, bytes: int = 0) -> Iterator[None]:
-        """Hold one slot for one operation that moves `bytes`.
+    def slot(self, bytes: int = 0, place: str = "") -> Iterator[None]:
+        """Hold one slot for one operation that moves `bytes` at a `place` of this endpoint.
 
         A `ThrottledError` or `TransientError` that leaves the block shrinks the limit.
         """
-        with self._changed:
-            while self._running >= self.limit:
-                self._saturated = True
-                self._changed.wait()
-            self._running += 1
+        self._enter(place)
         try:
             yield
         except ThrottledError:
@@ -71,13 +70,39 @@ class Concurrency:
         else:
             self._count(bytes)
         finally:
-            with self._changed:
-                self._running -= 1
-                self._changed.notify()
+            with self._lock:
+                self._running[place] -= 1
+                self._let_in()
+
+    def _enter(self, place: str) -> None:
+        with self._lock:
+            if place not in self._waiting and self._has_room(place):
+                self._running[place] += 1
+                return
+            self._saturated = True
+            turn = threading.Lock()
+            turn.acquire()
+            self._waiting.setdefault(place, deque()).append(turn)
+        turn.acquire()  # until it is let in
+
+    def _has_room(self, place: str) -> bool:
+        return not self._running[place] or self._running.total() < self.limit
+
+    def _let_in(self) -> None:
+        """Let in those who wait, from where the fewest are running; under the lock."""
+        while self._waiting:
+            place = min(self._waiting, key=self._running.__getitem__)
+            if not self._has_room(place):
+                return
+            turns = self._waiting[place]
+            turns.popleft().release()
+            self._running[place] += 1
+            if not turns:
+                del self._waiting[place]
 
     def back_off(self, factor: float) -> None:
         """Shrink; errors of one burst count once."""
-        with self._changed:
+        with self._lock:
             if self._clock() < self._calm_until:
                 return
             self._calm_until = self._clock() + _WINDOW_SECONDS
@@ -86,7 +111,7 @@ class Concurrency:
             self._restart()
 
     def _count(self, bytes: int) -> None:
-        with self._changed:
+        with self._lock:
             # A request costs something even when it moves little: small objects climb by count.
             self._moved += bytes + 65_536
             elapsed = self._clock() - self._began
@@ -110,7 +135,7 @@ class Concurrency:
         step = min(self.most, self.limit + max(1, self.limit // 4))
         self._climbed_from = self.limit if step > self.limit else None
         self.limit = step
-        self._changed.notify_all()
+        self._let_in()
 
 
 _by_endpoint: dict[str, Concurrency] = {}

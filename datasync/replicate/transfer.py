@@ -170,7 +170,7 @@ class Mover:
         part = None if whole else start
 
         def attempt() -> Filled:
-            with slots.slot(length):
+            with slots.slot(length, source.url):
                 return source.read_into(item.key, buffer, start=part, etag=etag_of(item.tag), sha256=whole)
 
         filled = retrying(attempt, seconds=self.retry_seconds, stop=self.stop)

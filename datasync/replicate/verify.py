@@ -330,7 +330,7 @@ class _Scrub:
                     if item is None:
                         return
                     if item.key not in done:
-                        with slots.slot(item.bytes):
+                        with slots.slot(item.bytes, self.store.url):
                             self._check(item)
                     with self._lock:
                         self.report.hashed += 1

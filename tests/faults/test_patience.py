@@ -9,7 +9,7 @@ import time
 import pytest
 
 from datasync.errors import TransientError
-from datasync.replicate import Options, replicate
+from datasync.replicate import Options, limits, replicate
 from datasync.replicate.retry import Stopped, retrying
 from datasync.storage import open_store
 from datasync.storage.retry import Patience, inheriting, patience, patient
@@ -52,9 +52,9 @@ def test_a_silent_place_ends_the_run_when_retry_for_is_over(folder, silent, way)
     def go() -> None:
         nonlocal done
         source, to = way
-        done = datasync("replicate", source, "--to", to, "--retry-for", "3", cwd=folder, check=1)
+        done = datasync("replicate", source, "--to", to, "--retry-for", "2", cwd=folder, check=1)
 
-    assert 2 < seconds_of(go) < 15
+    assert 1 < seconds_of(go) < 12
     assert f"{silent.endpoint} is silent at s3://" in done.stderr
     assert "mend: check the network to it" in done.stderr
     assert len(silent.requests) < 20
@@ -104,6 +104,21 @@ def test_one_silent_destination_does_not_keep_another(s3_a, s3_b, silent):
     )
     assert (first.state, second.state) == ("failed", "published")
     assert second.seconds < 5
+
+
+def test_a_hung_destination_leaves_the_other_at_its_endpoint_a_slot(s3_a, s3_b):
+    source = open_store(s3_a.url("emoji"), **s3_a.options)
+    make_dataset(source, count=30)
+    with FaultProxy(s3_b, stall_seconds=60) as proxy:
+        b, c = open_store(s3_b.url("b"), **proxy.options), open_store(s3_b.url("c"), **proxy.options)
+        limits.concurrency_of(b).limit = limits.concurrency_of(b).most = 1
+        hung = b.full_key("shards/")
+        proxy.script(*["stall"] * 100, when=lambda r: r.method == "PUT" and hung in r.target)
+        first, second = replicate(
+            source, {"b": b, "c": c}, name="emoji", options=Options(quiet=True, retry_seconds=6)
+        )
+    assert (first.state, second.state) == ("failed", "published")
+    assert second.seconds < 5 < first.seconds
 
 
 def test_tries_at_one_thing_share_their_time():

@@ -94,6 +94,66 @@ def test_no_more_than_the_limit_run_at_once():
     assert most[0] == 3
 
 
+def test_a_place_that_hangs_leaves_the_others_at_its_endpoint_one_operation():
+    limiter = Concurrency(start=2)
+    hangs, done = threading.Event(), []
+
+    def hang() -> None:
+        with limiter.slot(1, "b"):
+            hangs.wait(30)
+
+    def work() -> None:
+        with limiter.slot(1, "c"):
+            done.append(1)
+
+    hanging = [threading.Thread(target=hang) for _ in range(6)]
+    for thread in hanging:
+        thread.start()
+    while limiter._running["b"] < 2:
+        threading.Event().wait(0.001)
+    working = [threading.Thread(target=work) for _ in range(8)]
+    for thread in working:
+        thread.start()
+    for thread in working:
+        thread.join(10)
+    assert len(done) == 8
+    assert limiter._running["b"] == 2
+    hangs.set()
+    for thread in hanging:
+        thread.join(10)
+    assert limiter._running.total() == 0
+    assert not limiter._waiting
+
+
+def test_places_share_an_endpoint_evenly():
+    limiter, order = Concurrency(start=1), []
+    gate = threading.Event()
+
+    def first() -> None:
+        with limiter.slot(1, "a"):
+            gate.wait(30)
+
+    def work(place: str) -> None:
+        with limiter.slot(1, place):
+            order.append(place)
+
+    threads = [threading.Thread(target=first)]
+    threads[0].start()
+    while not limiter._running["a"]:
+        threading.Event().wait(0.001)
+    for number in range(10):
+        threads.append(threading.Thread(target=work, args=("a",)))
+        threads[-1].start()
+        while len(limiter._waiting.get("a", ())) <= number:
+            threading.Event().wait(0.001)
+    work("b")
+    assert order == ["b"]
+    gate.set()
+    for thread in threads:
+        thread.join(10)
+    assert order == ["b", *["a"] * 10]
+
+
 def test_one_limiter_serves_an_endpoint(tmp_path, s3_a, s3_b):
     assert concurrency_of(s3_a.store("x")) is concurrency_of(s3_a.store("y"))
     assert concurrency_of(s3_a.store("x")) is not concurrency_of(s3_b.store("x"))
