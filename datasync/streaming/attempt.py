@@ -26,6 +26,7 @@ import zstandard
 from datasync.errors import CorruptError, StoreError, TransientError
 from datasync.storage.base import Buffer
 from datasync.streaming.cache import Place
+from datasync.streaming.identity import Identity
 from datasync.streaming.replicas import Replica
 from datasync.streaming.room import Need, NoRoom, is_full
 from datasync.streaming.stamps import Item
@@ -98,6 +99,7 @@ class Attempt(threading.Thread):
         need: Need,
         race: Race,
         closing: threading.Event,
+        identity: Identity | None = None,
     ) -> None:
         super().__init__(name=f"datasync-fetch-{wanted.stored.name}", daemon=True)
         self.replica = replica
@@ -111,6 +113,7 @@ class Attempt(threading.Thread):
         self._need = need
         self._race = race
         self._closing = closing
+        self._identity = identity
         self._cancelled = False
 
     def cancel(self) -> None:
@@ -142,6 +145,9 @@ class Attempt(threading.Thread):
 
     def _fetch(self) -> None:
         wanted = self._wanted
+        if self._identity is not None:
+            self.began = self.moved = time.monotonic()
+            self._identity.check(self.replica, wanted.key)
         with contextlib.ExitStack() as stack:
             temp = stack.enter_context(self._place.reserve(wanted.raw.bytes, self._need))
             keep = None

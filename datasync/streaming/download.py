@@ -31,6 +31,7 @@ from datasync.errors import (
 )
 from datasync.streaming.attempt import Attempt, Cancelled, Race, Wanted, stalled
 from datasync.streaming.cache import Place
+from datasync.streaming.identity import Identity
 from datasync.streaming.replicas import Replica, Replicas, SlowReplica
 from datasync.streaming.room import Need, NoRoom
 from datasync.streaming.stats import Stats
@@ -58,6 +59,7 @@ class Downloader:
         timeout (float): Seconds without a byte after which a read is given up; and the least time for which
             failures that can pass are tried again.
         closing (threading.Event): Set when the source is being closed.
+        identity (Identity | None): Knows which replicas hold the dataset. Default: all of them do.
     """
 
     replicas: Replicas
@@ -66,6 +68,7 @@ class Downloader:
     retry: int
     timeout: float
     closing: threading.Event
+    identity: Identity | None = None
 
     def fetch(self, wanted: Wanted, need: Need, watch: Watch) -> None:
         """Place `wanted` in the cache, verified.
@@ -123,7 +126,13 @@ class Downloader:
 
         def start(where: Replica) -> None:
             attempt = Attempt(
-                wanted=wanted, replica=where, place=self.place, need=need, race=race, closing=self.closing
+                wanted=wanted,
+                replica=where,
+                place=self.place,
+                need=need,
+                race=race,
+                closing=self.closing,
+                identity=self.identity,
             )
             attempts.append(attempt)
             attempt.start()
@@ -214,6 +223,8 @@ class Downloader:
         errors[attempt.replica.number] = error
         self.stats.add(bytes_wasted=attempt.received, corrupt=isinstance(error, CorruptError))
         self.replicas.bad(attempt.replica, error)
+        if self.identity is not None and isinstance(error, NotFoundError | CorruptError):
+            self.identity.doubt(attempt.replica)
 
     def _verdict(self, wanted: Wanted, failures: dict[int, BaseException]) -> DatasyncError:
         """One error for what all replicas did."""

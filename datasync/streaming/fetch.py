@@ -36,10 +36,11 @@ from datasync.streaming.attempt import Cancelled, Wanted, checks
 from datasync.streaming.cache import Cache, Place, is_read_only, too_small
 from datasync.streaming.download import Downloader, Watch
 from datasync.streaming.flight import Flight, Patience
-from datasync.streaming.indexes import load_index, read_local
+from datasync.streaming.identity import Identity
+from datasync.streaming.indexes import index_key, load_index, read_local, within
 from datasync.streaming.memory import MemoryPlace
 from datasync.streaming.process import Process, RoomPatience
-from datasync.streaming.replicas import Replicas
+from datasync.streaming.replicas import Replica, Replicas
 from datasync.streaming.room import Need, NoRoom, is_full
 from datasync.streaming.stamps import Item
 from datasync.streaming.stats import Stats
@@ -130,6 +131,7 @@ class ShardSource:
         self.stats = stats if stats is not None else Stats()
         self.threads = threads
         self._index = index
+        self._index_from: int | None = None  # the number of the replica that gave it
         if index is not None:
             self._check_index(index)
         self._own: Process | None = None
@@ -167,7 +169,7 @@ class ShardSource:
         try:
             if not self.replicas:
                 return read_local(self.local, self.split, signed_by=self.signed_by, version=self.version)
-            return load_index(
+            index, self._index_from = load_index(
                 Replicas(self.replicas, self.stats),
                 self.local,
                 self.split,
@@ -176,6 +178,7 @@ class ShardSource:
                 signed_by=self.signed_by,
                 version=self.version,
             )
+            return index
         except NotFoundError as error:
             splits = _splits(self.replicas, self.local)
             if not splits:
@@ -409,6 +412,7 @@ class ShardSource:
             retry=self.download_retry,
             timeout=self.download_timeout,
             closing=own.closing,
+            identity=own.identity,
         )
 
     # Descriptions
@@ -464,16 +468,30 @@ class ShardSource:
     def _process(self) -> Process:
         own = self._own
         if own is None or own.pid != os.getpid():
+            index = self.index
             with self._making:
                 own = self._own
                 if own is None or own.pid != os.getpid():
-                    own = self._own = self._make_process()
+                    own = self._own = self._make_process(index)
         return own
 
-    def _make_process(self) -> Process:
+    def _make_process(self, index: Index) -> Process:
         this = weakref.ref(self)  # threads must not keep a source alive that nobody uses
+        key, timeout = index_key(self.split), self.download_timeout
+
+        def read_index(replica: Replica) -> Index:
+            data = within(timeout, lambda: replica.store.read(key))
+            return Index.parse(data, where=f"{replica.name}/{key}")
+
         process = Process(
             replicas=Replicas(self.replicas, self.stats),
+            identity=Identity(
+                index=index,
+                read=read_index,
+                known=self._index_from,
+                prefix=key.removesuffix(BASENAME),
+                stats=self.stats,
+            ),
             cache=Cache(
                 self.local,
                 limit=self.cache_limit if self.replicas else None,

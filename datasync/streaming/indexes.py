@@ -84,8 +84,8 @@ def load_index(
     timeout: float,
     signed_by: str | None = None,
     version: str | None = None,
-) -> Index:
-    """The index of a dataset that has replicas.
+) -> tuple[Index, int | None]:
+    """The index of a dataset that has replicas, and the number of the one that has it; None if none answers.
 
     Args:
         replicas (Replicas): Where it can be read.
@@ -113,19 +113,19 @@ def load_index(
             while (replica := replicas.pick(tried)) is not None:
                 tried.append(replica.number)
                 try:
-                    index = _within(timeout, lambda store=replica.store: kept.fetch(store))  # type: ignore[misc]
+                    index = within(timeout, lambda store=replica.store: kept.fetch(store))  # type: ignore[misc]
                 except DatasyncError as error:
                     failures[replica.name] = error
                     replicas.bad(replica, error)
                 else:
                     replicas.good(replica, bytes=0, seconds=0.0)
-                    return index
+                    return index, replica.number
             passing = any(_can_pass(error) for error in failures.values())
             if passing:
                 cached = kept.read()
                 if cached is not None:
                     log.warning("no replica answers; using the index of the last run, %s", kept.path)
-                    return cached
+                    return cached, None
             if not passing or (rounds >= retry and time.monotonic() >= deadline):
                 raise _verdict(index_key(split), failures)
             time.sleep(min(_FIRST_PAUSE * 2**rounds, _LONGEST_PAUSE) * random.uniform(0.5, 1.0))
@@ -254,7 +254,7 @@ def _replace(path: str, data: bytes) -> None:
         raise
 
 
-def _within(seconds: float, function: Callable[[], Result]) -> Result:
+def within(seconds: float, function: Callable[[], Result]) -> Result:
     """What `function` returns or raises, if it does so in time; a store that says nothing is left behind."""
     answer: queue.SimpleQueue[tuple[Result | None, BaseException | None]] = queue.SimpleQueue()
 

@@ -16,6 +16,7 @@ from datasync.errors import StoreError
 from datasync.streaming.attempt import Cancelled, Wanted
 from datasync.streaming.cache import Cache
 from datasync.streaming.flight import Flights
+from datasync.streaming.identity import Identity
 from datasync.streaming.only_copy import OnlyCopy
 from datasync.streaming.prefetch import Prefetcher
 from datasync.streaming.replicas import Replicas
@@ -32,6 +33,7 @@ class Process:
 
     Args:
         replicas (Replicas): Where shards are, and how those places fare.
+        identity (Identity): Which of them hold the dataset.
         cache (Cache): The cache folder.
         prefetch (Callable): Bring one shard on a background thread.
         threads (int): How many of those.
@@ -42,6 +44,7 @@ class Process:
         self,
         *,
         replicas: Replicas,
+        identity: Identity,
         cache: Cache,
         prefetch: Callable[[int], None],
         threads: int,
@@ -50,6 +53,7 @@ class Process:
         self.pid = os.getpid()
         self.closing = threading.Event()
         self.replicas = replicas
+        self.identity = identity if len(replicas) > 1 else None
         self.cache = cache
         self.only_copy = OnlyCopy(cache.root)
         self.flights = Flights()

@@ -9,6 +9,7 @@ then tried again with one shard. A cool-off doubles with every failure in a row:
     slow       30 s … 300 s       a hedged read elsewhere finished first
     denied    300 s               credentials do not mend themselves
     missing, corrupt              the shard alone is read elsewhere; from the third in a row, 60 s … 600 s
+    a stranger 60 s … 600 s       it holds another dataset (`identity.py`)
 
 Health is kept by each process for itself: it costs a worker one failed read to learn what another one knows,
 and nothing has to be shared. Nothing here does I/O.
@@ -36,6 +37,10 @@ _COMPARABLE = 1 << 20  # below this size, a read's time is its latency and does 
 
 class SlowReplica(Exception):
     """Another replica finished first."""
+
+
+class Stranger(NotFoundError):
+    """The replica holds another dataset."""
 
 
 @dataclass(slots=True)
@@ -137,7 +142,7 @@ class Replicas:
             self.stats.add(throttled=1)
         with self._lock:
             health = self._health[replica.number]
-            if isinstance(error, NotFoundError | CorruptError):
+            if isinstance(error, NotFoundError | CorruptError) and not isinstance(error, Stranger):
                 health.doubtful += 1
                 if health.doubtful <= _FORGIVEN:
                     return

@@ -45,6 +45,7 @@ FIELDS: dict[str, str] = {
     "throttled": "Times a store asked to slow down.",
     "hedges": "Second downloads started because the first was slow.",
     "hedges_won": "Times the second one was the first to finish.",
+    "strangers": "Times a replica was found to hold another dataset or version.",
     "corrupt": "Downloads that did not have the digest or the length of the index.",
     "quarantined": "Files in the cache that did not verify and were moved aside.",
     "adopted": "Files already in the cache that were checked against the index and accepted.",

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from datasync.errors import CorruptError
+from datasync.errors import CorruptError, TransientError
 from datasync.storage import open_store
 from datasync.storage.local import LocalStore
+from datasync.streaming import identity
 from datasync.streaming import replicas as replicas_module
 from datasync.streaming.fetch import ShardSource
 from tests.faults import webserver
@@ -119,8 +120,12 @@ def test_the_only_replica_may_be_away_for_a_while(folder: Path, tmp_path: Path) 
         back[0].stop()
 
 
-def test_a_replica_that_serves_an_old_index_and_old_shards(folder: Path, tmp_path: Path) -> None:
-    """The names of another writer say nothing of the version: the digests do."""
+@pytest.mark.parametrize("when", ["from the beginning", "in mid-epoch"])
+def test_a_replica_that_serves_an_old_index_and_old_shards(
+    folder: Path, tmp_path: Path, when: str, monkeypatch
+) -> None:
+    """The names of another writer say nothing of the version: the index does, and the digests."""
+    monkeypatch.setattr(identity, "_LOOK_AGAIN_SECONDS", 0.0)
     make_dataset(tmp_path / "old", size_limit=8 << 10, first=5000)
     index = json.loads((folder / "index.json").read_text())
     old = json.loads((tmp_path / "old" / "index.json").read_text())
@@ -128,14 +133,20 @@ def test_a_replica_that_serves_an_old_index_and_old_shards(folder: Path, tmp_pat
         name = new_entry["zip_data"]["basename"]
         (tmp_path / "old" / old_entry["zip_data"]["basename"]).rename(tmp_path / "old" / name)
     with WebServer(folder) as first, WebServer(tmp_path / "old") as outdated:
+        if when == "in mid-epoch":
+            outdated.folder = folder
         stream = stream_from((first, outdated), tmp_path / "local", download_timeout=0.5, download_retry=0)
         assert int(stream.open(0)[0]["id"]) == 0
         first.fault = webserver.unavailable
+        if when == "in mid-epoch":
+            assert int(stream.open(1)[0]["id"]) > 0
+            outdated.folder = tmp_path / "old"
         # With only the outdated replica left there is an error that names it; never one of its samples.
-        with pytest.raises(CorruptError) as caught:
+        with pytest.raises(TransientError) as caught:
             stream.open(5)
-        assert outdated.url in str(caught.value)
+        assert f"{outdated.url}: it holds another dataset" in str(caught.value)
         assert first.url in str(caught.value)
+        assert stream.stats.total()["strangers"] >= 1
         first.fault = None
         assert read_with(stream, {}) == SAMPLES
 

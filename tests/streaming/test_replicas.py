@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from datasync.errors import CorruptError, DeniedError, NotFoundError, ThrottledError, TransientError
 from datasync.storage.local import LocalStore
+from datasync.streaming import identity
 from datasync.streaming import replicas as module
 from datasync.streaming.fetch import ShardSource
 from datasync.streaming.replicas import Replicas, SlowReplica
@@ -209,6 +211,60 @@ def test_a_replica_with_an_old_version_serves_what_both_have(tmp_path: Path) -> 
     assert str(tmp_path / "old") in str(caught.value)
     new.fault = lambda key: None
     assert read_all(stream) == list(range(300))
+
+
+@pytest.mark.parametrize("digests", [True, False])
+def test_a_replica_that_is_another_dataset_is_passed_over_by_name(tmp_path: Path, caplog, digests) -> None:
+    """Also where names and sizes are the same and nothing but the other index tells."""
+    index = make_dataset(tmp_path / "remote", compression=None)
+    make_dataset(tmp_path / "other", compression=None, first=1000)
+    other_index = json.loads((tmp_path / "other/index.json").read_text())
+    for info, entry in zip(index.shards, other_index["shards"], strict=False):
+        name = info.stored.basename  # as another writer would call both
+        (tmp_path / "other" / entry["raw_data"]["basename"]).rename(tmp_path / "other" / name)
+        entry["raw_data"]["basename"] = name
+    (tmp_path / "other/index.json").write_text(json.dumps(other_index))
+    if not digests:
+        for folder in ("remote", "other"):
+            entries = json.loads((tmp_path / folder / "index.json").read_text())
+            for entry in entries["shards"]:
+                entry["raw_data"]["hashes"] = {}
+            (tmp_path / folder / "index.json").write_text(json.dumps(entries))
+    main, other, spare = (
+        FaultyStore(tmp_path / folder, f"faulty://{name}")
+        for folder, name in (("remote", "main"), ("other", "other"), ("remote", "spare"))
+    )
+    stream = ShardSource(replicas=[main, other, spare], local=tmp_path / "local")
+    assert int(stream.open(0)[0]["id"]) == 0
+    main.fault = down
+    with caplog.at_level("WARNING", logger="datasync.streaming"):
+        assert read_all(stream) == list(range(300))
+    assert other.reads == ["index.json"]
+    assert stream.stats.total()["strangers"] == 1
+    assert len([r for r in caplog.records if "faulty://other" in r.getMessage()]) == 1
+    assert "another dataset: version" in caplog.text
+    stream.close()
+
+
+def test_a_replica_that_is_published_anew_in_mid_epoch_is_read_for_what_both_have(
+    tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(identity, "_LOOK_AGAIN_SECONDS", 0.0)
+    make_dataset(tmp_path / "old", samples=100)
+    make_dataset(tmp_path / "new", samples=300)
+    main, spare = (FaultyStore(tmp_path / "new", f"faulty://{name}") for name in ("main", "spare"))
+    stream = ShardSource(replicas=[main, spare], local=tmp_path / "local", threads=1)
+    last = len(stream.index.shards) - 1
+    name = stream.index.shards[last].stored.basename
+    main.fault = down
+    assert int(stream.open(1)[0]["id"]) > 0
+    spare._store = LocalStore(tmp_path / "old")
+    main.fault = lambda key: None if key == name else down(key)
+    assert int(stream.open(last)[0]["id"]) > 100  # the spare lacks it
+    assert int(stream.open(0)[0]["id"]) == 0  # the spare has it still
+    main.fault = lambda key: None
+    assert read_all(stream) == list(range(300))
+    stream.close()
 
 
 def test_readers_in_many_threads_get_every_sample(tmp_path: Path) -> None:
