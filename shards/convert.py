@@ -24,7 +24,7 @@ import numpy as np
 from shards import appended, commit, engines
 from shards.errors import ConflictError, FormatError, UsageError
 from shards.find import Found, find
-from shards.journal import Journal, jobs, listing
+from shards.journal import Journal, jobs, let_removal_end, listing
 from shards.options import ConvertOptions
 from shards.outcome import (
     ConvertResult,
@@ -315,6 +315,7 @@ class _Run:
         }
         self._journal.drop()
         self._journal.begin(description)
+        let_removal_end(self._sink)
         return description
 
     def _check_destination(self) -> None:

@@ -9,11 +9,16 @@
 A job is named by a digest of its input and its options: another input or other options are another job, and
 the records of one cannot be taken for those of the other. A record is written when the shards that it names
 are stored, in one write, so a task is finished or it never was (invariant 9).
+
+`datasync gc` removes nothing where a job has begun. One that begins while gc is at work lets it end first:
+each writes down what it does before it looks for the other, so one of them sees the other.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -22,7 +27,11 @@ from shards.errors import FormatError, NotFoundError
 from shards.sink import Sink
 
 JOBS = "_datasync/jobs/"
+_LEASE = "_datasync/lease.json"
 _AT_ONCE = 16
+_LOOK_SECONDS = 1.0
+
+log = logging.getLogger(__name__)
 
 
 class Journal:
@@ -89,6 +98,27 @@ class Journal:
 
     def _write(self, name: str, value: dict[str, Any]) -> None:
         self._sink.write(f"{self._folder}{name}", json.dumps(value, sort_keys=True).encode())
+
+
+def let_removal_end(sink: Sink, *, clock: Callable[[], float] = time.monotonic) -> None:
+    """Wait while `datasync gc` removes old versions at `sink`: they may hold shards that a job writes anew.
+
+    A gc that was killed leaves its lease: one that is not renewed in its time to live is not waited for.
+    """
+    seen: dict[str, Any] | None = None
+    since = clock()
+    while True:
+        lease = read_json(sink, _LEASE)
+        holder = (lease or {}).get("holder") or {}
+        if lease is None or not str(holder.get("command", "")).startswith("gc "):
+            return
+        if lease != seen:
+            if seen is None:
+                log.warning("%s: old versions are being removed there; that is waited for", sink.url)
+            seen, since = lease, clock()
+        elif clock() - since > float(lease.get("ttl", 0)):
+            return
+        time.sleep(_LOOK_SECONDS)
 
 
 def jobs(sink: Sink) -> list[str]:

@@ -9,12 +9,14 @@ a marked receipt, and the next run goes on from it. Trees have one version in pl
 ``--delete``.
 
 At a dataset's home there are no receipts: there, the journal of finished `datasync shard` jobs says which
-versions are this tool's (`ops.published`), and nothing is removed while a job has not published. A manifest
-goes after the objects that only it needs, so a kill in between is gone on from as well.
+versions are this tool's (`ops.published`), and nothing is removed while a job has not published. A job that
+begins while something is removed waits for the end of it (`shards.journal`). A manifest goes after the
+objects that only it needs, so a kill in between is gone on from as well.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,9 +26,10 @@ from datasync.ops import published, receipts
 from datasync.ops.receipts import Receipt
 from datasync.replicate import journal
 from datasync.replicate.catalog import TREE
-from datasync.replicate.destination import read_adopted
+from datasync.replicate.destination import leftovers, read_adopted
 from datasync.replicate.layout import (
     INDEX,
+    LEFTOVERS,
     MANIFESTS,
     adopted_key,
     damage_key,
@@ -36,11 +39,13 @@ from datasync.replicate.layout import (
 )
 from datasync.replicate.lease import held
 from datasync.replicate.retry import retrying
-from datasync.storage.base import Store
+from datasync.storage.base import ObjectInfo, Store
 from shards.manifest import Manifest
 
 REMOVING = "removing"
 _BATCH = 1000
+_PASSING = ("_datasync/probe-", "_datasync/clock/")  # written to find something out, and removed at once
+_LEFT_SECONDS = 86_400.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -91,13 +96,16 @@ def gc(store: Store, *, name: str, keep: int, apply: bool = False) -> Garbage:
             if receipt.state != REMOVING:
                 marked = replace(receipt, state=REMOVING)
                 retrying(partial(receipts.write, store, marked, current=False))
-        lease.check()
         keys = found.garbage.keys
         for begin in range(0, len(keys), _BATCH):
+            lease.check()
+            _check_quiet(store)
             retrying(partial(store.delete, keys[begin : begin + _BATCH]))
+        lease.check()
         retrying(partial(store.delete, found.records))
         for receipt in found.receipts:
             retrying(partial(store.delete, [receipt_key(receipt.version)]))
+        retrying(partial(store.delete, _left_by_kills(store)))
         found.garbage.applied = True
         return found.garbage
 
@@ -111,14 +119,23 @@ class _Found:
     receipts: list[Receipt] = field(default_factory=list)
 
 
-def _find(store: Store, name: str, keep: int) -> _Found:
+def _check_quiet(store: Store) -> None:
+    """Refuse while a job of `datasync shard` writes there.
+
+    Raises:
+        StoreError: One has begun, and what it needs cannot be told from what nothing needs.
+    """
     jobs = published.unfinished(store)
     if jobs:
         raise StoreError(
             f"{store.url}: datasync shard has begun to write there and not published (job {jobs[0]}), and"
-            " what it needs cannot be told from what nothing needs; nothing was removed",
+            " what it needs cannot be told from what nothing needs; nothing more was removed",
             mend="finish it (the same datasync shard again); then run gc",
         )
+
+
+def _find(store: Store, name: str, keep: int) -> _Found:
+    _check_quiet(store)
     newest = receipts.read(store)
     if newest is None:
         return _find_home(store, name, keep)
@@ -131,8 +148,8 @@ def _find(store: Store, name: str, keep: int) -> _Found:
     kept_versions = {receipt.version for receipt in kept}
     old = [receipt for receipt in found if receipt.version not in kept_versions]
     needed = _needed(store, kept_versions)
-    garbage: dict[str, int] = {}
-    records: list[str] = []
+    garbage = {key: size for key, size in leftovers(store).items() if key not in needed}
+    records = [LEFTOVERS] if garbage else []
     for receipt in old:
         records += _records(receipt.version)
         theirs = read_adopted(store, receipt) if _manifest(store, receipt.version) is not None else set()
@@ -203,6 +220,16 @@ def _version_in_use(place: Store) -> str:
     return version
 
 
+def _left_by_kills(store: Store) -> list[str]:
+    """Small objects of this tool that live for a moment, and are a day old."""
+    infos = [info for prefix in _PASSING for info in retrying(partial(_listed, store, prefix))]
+    return [info.key for info in infos if info.mtime is not None and time.time() - info.mtime > _LEFT_SECONDS]
+
+
+def _listed(store: Store, prefix: str) -> list[ObjectInfo]:
+    return list(store.list(prefix))
+
+
 def _records(version: str) -> list[str]:
     return [manifest_key(version), origin_key(version), adopted_key(version), damage_key(version)]
 
@@ -238,6 +265,8 @@ def _needed(store: Store, kept: Iterable[str]) -> set[str]:
     past = journal.load(store)
     needed.update(past.done)
     needed.update(begun.key for begun in past.uploads.values())
+    for keys in journal.set_out(store):
+        needed.update(keys)
     return needed
 
 

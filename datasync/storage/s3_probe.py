@@ -3,7 +3,8 @@
 Before the first write, a few small objects are written below `_datasync/probe-…` of the root, each in a way
 that a given ability must refuse or accept, and removed again. Only what was seen is recorded: a yes is a
 write that was refused for the right reason or bytes that came back right; a no has to be given several times;
-and a failure of the network or of the keys is no answer, it ends the probe. The result is kept a week in the
+and a failure of the network or of the keys is no answer, it ends the probe. What a probe that was killed has
+left is removed by the next one beside it, once it is old. The result is kept a week in the
 user's cache folder, one file for each endpoint. A loopback endpoint is asked anew by every process: its port
 says nothing about what listens there. Amazon itself is known and not asked.
 """
@@ -45,6 +46,7 @@ _CACHE_FORMAT = 1
 _BODY = b"datasync asks what this endpoint can do"
 _RACERS = 4
 _TRIES = 3
+_LEFT_SECONDS = 900.0  # a probe takes seconds; what is older was left by a kill
 
 # Failures that say nothing of what the endpoint can do: the network's, the load's, the keys'.
 _NO_ANSWER = (TransientError, DeniedError)
@@ -147,23 +149,26 @@ def _found(api: S3Api, prefix: str) -> Traits:
 
 def probe(api: S3Api, prefix: str) -> Traits:
     """Ask the endpoint by trying; what was written is removed again."""
-    asking = _Probe(api, join(prefix, f"_datasync/probe-{uuid.uuid4().hex}"))
+    asking = _Probe(api, prefix)
     try:
         found = asking.run()
     except BaseException:
         with one_thing(LAST_SECONDS, None, default=LAST_SECONDS):
             asking.clean(logging.INFO)  # why is told by the error itself; mostly nothing was written
         raise
+    asking.sweep()
     asking.clean(logging.WARNING)
     return found
 
 
 class _Probe:
-    """One series of questions below one folder."""
+    """One series of questions below one folder of its own."""
 
-    def __init__(self, api: S3Api, folder: str) -> None:
+    def __init__(self, api: S3Api, root: str) -> None:
         self._api = api
-        self._folder = folder
+        self._root = root
+        self._name = f"_datasync/probe-{uuid.uuid4().hex}"
+        self._folder = join(root, self._name)
         self._used: set[str] = set()
 
     def run(self) -> Traits:
@@ -190,6 +195,19 @@ class _Probe:
                 self._api.call("DELETE", self._key(name))
             except DatasyncError as error:
                 _log.log(level, "%s was left behind: %s", self._api.what(self._key(name)), error.message)
+
+    def sweep(self) -> None:
+        """Remove what killed probes have left; how old it is, is told by the server's own clock."""
+        from datasync.storage.s3_list import listed
+
+        try:
+            found = list(listed(self._api, self._root, "_datasync/probe-", ""))
+            now = max((info.mtime or 0.0 for info in found if info.key.startswith(self._name)), default=0.0)
+            for info in found:
+                if not info.key.startswith(self._name) and now - (info.mtime or now) > _LEFT_SECONDS:
+                    self._api.call("DELETE", join(self._root, info.key))
+        except DatasyncError as error:
+            _log.info("%s: what other probes left was not looked at: %s", self._api.endpoint, error.message)
 
     def _key(self, name: str) -> str:
         return f"{self._folder}/{name}"

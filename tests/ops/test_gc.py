@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from datasync.errors import BusyError, NotFoundError, StoreError
-from datasync.ops import receipts
+from datasync.ops import published, receipts
 from datasync.ops.gc import gc
 from datasync.ops.status import is_here
 from datasync.replicate import Stop, replicate
-from datasync.replicate.lease import held
+from datasync.replicate.lease import Lease, held
 from datasync.storage import open_store
 from datasync.storage.local import LocalStore
 from shards.index import Index
-from tests.replicate.kit import QUICK, Spy, data_of, datasync, make_shards, publish_dataset
+from shards.journal import Journal, let_removal_end
+from tests.replicate.kit import QUICK, Spy, data_of, datasync, make_shards, publish_dataset, start
 
 
 @pytest.fixture
@@ -129,6 +133,19 @@ def test_without_receipts_nothing_is_ours(versions):
         gc(b, name="emoji", keep=0)
 
 
+def test_what_killed_runs_left_of_a_moment_goes_when_it_is_old(versions):
+    _, b, *_ = versions
+    for key in ("_datasync/probe-0123/plain", "_datasync/clock/old", "_datasync/clock/new"):
+        b.write(key, b"x")
+    for key in ("probe-0123/plain", "clock/old"):
+        os.utime(Path(b.root) / "_datasync" / key, (time.time() - 90_000,) * 2)
+    gc(b, name="emoji", keep=4)
+    assert len(list(b.list("_datasync/clock/"))) == 2
+    gc(b, name="emoji", keep=4, apply=True)
+    assert [info.key for info in b.list("_datasync/clock/")] == ["_datasync/clock/new"]
+    assert not list(b.list("_datasync/probe-"))
+
+
 def test_a_tree_is_left_to_delete(tmp_path):
     source, b = LocalStore(tmp_path / "a"), LocalStore(tmp_path / "b")
     for key in ("x", "y"):
@@ -209,6 +226,59 @@ def test_a_home_that_is_being_written_is_left_alone(home):
     refused = run("gc", "rows", "--cluster", "a", "--keep", "1", "--apply", check=1)
     assert "not published" in refused.stderr
     assert data_of(store) == before
+
+
+def test_a_job_that_begins_while_old_versions_go_waits_and_loses_nothing(home, s3_a):
+    """x.jsonl was the oldest version: its shards are removed and made again at the same time."""
+    run, store, folder = home
+    environment = s3_a.environment
+    shard = ("shard", "x.jsonl", "a:rows", "--overwrite", "--size-limit", "4kb", "-q")
+    started = []
+
+    def begin(operation: str, key: str) -> None:
+        if operation == "delete" and key.startswith("shards/") and not started:
+            started.append(start(*shard, cwd=folder, env=environment))
+            until = time.monotonic() + 60
+            while not published.unfinished(store) and time.monotonic() < until:
+                time.sleep(0.05)
+            time.sleep(0.5)  # had it not waited, it would have written by now
+            assert data_of(store).keys() == before.keys()
+
+    before = data_of(store)
+    assert gc(Spy(store, begin), name="rows", keep=1, apply=True).objects
+    _, err = started[0].communicate(timeout=60)
+    assert started[0].returncode == 0, err
+    assert "that is waited for" in err
+    assert "all good" in run("verify", "rows", "--cluster", "a", "-q").stdout
+
+
+def test_a_job_that_began_after_the_look_ends_the_removal(home):
+    _, store, _ = home
+    before = data_of(store)
+
+    def begin(operation: str, key: str) -> None:
+        if operation == "read" and key.startswith("_datasync/manifests/"):
+            Journal(store, "other").begin({"job": "other"})
+
+    with pytest.raises(StoreError, match="has begun to write there"):
+        gc(Spy(store, begin), name="rows", keep=1, apply=True)
+    assert data_of(store) == before
+
+
+def test_a_gc_that_was_killed_is_not_waited_for_longer_than_its_lease(tmp_path):
+    store = LocalStore(tmp_path)
+    lease = Lease(store, "gc rows", ttl=1.5)
+    lease.acquire()
+    lease._stop.set()  # as a kill would
+    began = time.monotonic()
+    let_removal_end(store)
+    assert 1 < time.monotonic() - began < 10
+    lease.release()
+    began = time.monotonic()
+    let_removal_end(store)
+    with held(store, "replicate rows"):
+        let_removal_end(store)
+    assert time.monotonic() - began < 1
 
 
 def test_what_others_published_at_the_home_is_not_ours(home):

@@ -346,6 +346,19 @@ def _good(traits: Traits) -> Traits:
     )
 
 
+def test_what_a_killed_probe_left_goes_with_the_next_when_it_is_old(
+    s3_a: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(s3_a.url("root"), **s3_a.options)
+    for key in ("_datasync/probe-dead/plain", "_datasync/probe-dead/crc", "_datasync/manifests/x"):
+        store.write(key, b"x")
+    s3_probe.probe(store.api, store.prefix)
+    assert len(list(store.list("_datasync/probe-"))) == 2, "it may be at work"
+    monkeypatch.setattr(s3_probe, "_LEFT_SECONDS", -60.0)
+    s3_probe.probe(store.api, store.prefix)
+    assert [info.key for info in store.list()] == ["_datasync/manifests/x"]
+
+
 def _probed(proxy: FaultProxy, url: str) -> Traits:
     store = open_store(url, **proxy.options)
     return s3_probe.probe(store.api, store.prefix)
