@@ -138,7 +138,8 @@ class Decoder:
     Args:
         columns (Mapping[str, Image | Audio | Video | str]): Column -> how; a word is `Image(to=word)`.
         threads (int): Threads that decode. Default: ``2``.
-        transform (Callable | None): Applied to each sample afterwards, on the same threads.
+        transform (Callable | None): Applied to each sample afterwards, on the same threads; None for one that
+            is left out of its batch. A batch without any sample is an empty list.
         collate (Callable | None): Makes a batch of the list of samples. Default: it stays a list.
         stack (bool): Make a batch of columns, as a DataLoader does: tensors, and lists of what cannot be one.
             Instead of `collate`. Default: ``False``.
@@ -242,24 +243,27 @@ class Decoder:
             raise job.error
         if self.stats is not None:
             self.stats.add(decoded=len(job.samples) * len(self.columns), decode_seconds=job.seconds)
+        results = [sample for sample in job.results if sample is not None]
+        if not results:
+            return []
         if self.stack:
-            return self._stacked(job)
-        return job.results if self.collate is None else self.collate(job.results)
+            return self._stacked(results, job.rooms)
+        return results if self.collate is None else self.collate(results)
 
-    def _stacked(self, job: _Job) -> Any:
+    def _stacked(self, results: list[Any], rooms: Mapping[str, Pixels]) -> Any:
         from torch.utils.data import default_collate
 
         from datasync.streaming.collate import collate_values
 
-        if not job.results or not isinstance(job.results[0], Mapping):
-            return default_collate(job.results)  # what a transform made of the samples
+        if not isinstance(results[0], Mapping):
+            return default_collate(results)  # what a transform made of the samples
         batch = {}
-        for name in job.results[0]:
-            if name in job.rooms:
-                how, room = self.columns[name], job.rooms[name]
+        for name in results[0]:
+            if name in rooms:
+                how, room = self.columns[name], rooms[name]
                 batch[name] = room if how.to == "numpy" else as_tensor(room)
             else:
-                batch[name] = collate_values([sample[name] for sample in job.results])
+                batch[name] = collate_values([sample[name] for sample in results])
         return batch
 
     def _one(self, sample: Sample, place: int, rooms: Mapping[str, Pixels]) -> Any:

@@ -10,8 +10,9 @@ overrides how samples are got, it is the plain DataLoader.
 Workers send several batches at a time, in packs that begin with one batch and grow to a few megabytes: to
 hand a tensor to another process costs the same whatever its size.
 
-The position counts what came out of the loader, never what workers have prepared. Where the dataset has an
-`__iter__` of its own, which may leave samples out or make one of several, it counts what that has read.
+The position counts what came out of the loader, never what workers have prepared. `filter` leaves samples out
+of their batches, so batches get smaller and the position stays exact. Where the dataset has an `__iter__` of
+its own, which may leave samples out or make one of several, it counts what that has read.
 """
 
 from __future__ import annotations
@@ -51,20 +52,32 @@ class StreamingDataLoader(DataLoader[Any]):
     Args:
         dataset: The dataset.
         batch_size (int | None): Samples of a rank's batch. Default: the dataset's.
+        filter (Callable | None): Whether to keep a sample; asked before anything is decoded. A batch has
+            those of its samples that were kept, and is an empty list where none was. Default: all of them.
         *args, **kwargs: As for `torch.utils.data.DataLoader`.
 
     Raises:
         UsageError: The batch size is not that of the dataset, so that the order would not hold.
     """
 
-    def __init__(self, dataset: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self, dataset: Any, *args: Any, filter: Callable[[Any], bool] | None = None, **kwargs: Any
+    ) -> None:
         if isinstance(dataset, StreamingDataset):
             args, kwargs = _with_batch_size(dataset, args, kwargs)
         self._inner: DataLoader[Any] | None = None
         super().__init__(dataset, *args, **kwargs)
         own = isinstance(dataset, StreamingDataset) and not reads_plainly(dataset)
-        if own and self.collate_fn is default_collate:
+        if (own or filter is not None) and self.collate_fn is default_collate:
             self.collate_fn = collate_samples
+        self.filter = filter
+        if filter is not None:
+            if self.batch_size is None:
+                raise UsageError(
+                    "`filter` leaves samples out of batches, and there are none", mend="set batch_size"
+                )
+            if not (isinstance(self.collate_fn, Decoder) and not own):
+                self.collate_fn = _Kept(filter, self.collate_fn)
         self._yielded = [0, 0]  # samples and batches, by the newest iterator
         self._serial = -1
         self._read: dict[int, int] = {}  # samples read by each worker of a dataset with its own `__iter__`
@@ -123,6 +136,13 @@ class StreamingDataLoader(DataLoader[Any]):
         if self.batch_size is None or dataset.global_batch is None:
             return self.num_samples_yielded * dataset.ranks
         if self._read:
+            if dataset.ranks > 1:
+                dataset.stats.log_once(
+                    "own __iter__",
+                    "ranks whose dataset has an __iter__ of its own read at paces of their own, and the "
+                    "state is that of this one: others may repeat or miss batches when it is loaded. "
+                    "StreamingDataLoader(filter=…) is exact",
+                )
             return self._batches_read(dataset.rank_batch_size) * dataset.global_batch
         return self.num_batches_yielded * dataset.global_batch
 
@@ -158,12 +178,12 @@ class StreamingDataLoader(DataLoader[Any]):
         assert isinstance(dataset, StreamingDataset)
         least = self.batch_size if self.drop_last and self.batch_size else 0
         if self.num_workers == 0 and decoder is not None:
-            batches = decoder.batches(_rows(dataset, decoder, least))
+            batches = decoder.batches(_rows(dataset, decoder, least, self.filter))
             yield from map(pin, batches) if self.pin_memory else batches
         elif self.num_workers == 0 and not self.pin_memory:
             yield from map(_collated, _long_enough(dataset.samples(batches=True), least))
         elif decoder is not None:
-            yield from _given(iter(self._inner_loader(_Decoded(dataset, decoder, least))))
+            yield from _given(iter(self._inner_loader(_Decoded(dataset, decoder, least, self.filter))))
         else:
             for pack in _given(iter(self._inner_loader(_Packs(dataset)))):
                 yield from pack.batches(least)
@@ -218,21 +238,41 @@ def _long_enough(batches: Iterable[Any], least: int) -> Iterable[Any]:
     return (batch for batch in batches if batch_length(batch, unknown=least) >= least)
 
 
-def _rows(dataset: StreamingDataset, decoder: Decoder, least: int) -> Iterator[list[dict[str, Any]]]:
+def _rows(
+    dataset: StreamingDataset, decoder: Decoder, least: int, keep: Callable[[Any], bool] | None
+) -> Iterator[list[dict[str, Any]]]:
     """A worker's batches as samples whose media files are views of the shards."""
     batches = _long_enough(dataset.samples(batches=True, files=decoder.columns), least)
-    return (rows_of(batch) if isinstance(batch, dict) else batch for batch in batches)
+    rows = (rows_of(batch) if isinstance(batch, dict) else batch for batch in batches)
+    return rows if keep is None else ([sample for sample in batch if keep(sample)] for batch in rows)
 
 
 class _Decoded(IterableDataset[Any]):
     """The dataset's batches, decoded, for workers."""
 
-    def __init__(self, dataset: StreamingDataset, decoder: Decoder, least: int) -> None:
-        self.dataset, self.decoder, self.least = dataset, decoder, least
+    def __init__(
+        self,
+        dataset: StreamingDataset,
+        decoder: Decoder,
+        least: int,
+        keep: Callable[[Any], bool] | None,
+    ) -> None:
+        self.dataset, self.decoder, self.least, self.keep = dataset, decoder, least, keep
 
     def __iter__(self) -> Iterator[Any]:
         # Not a generator: a worker has to join its epoch before anything is asked of it.
-        return map(self.decoder, _rows(self.dataset, self.decoder, self.least))
+        return map(self.decoder, _rows(self.dataset, self.decoder, self.least, self.keep))
+
+
+class _Kept:
+    """Collates the samples of a batch that are kept."""
+
+    def __init__(self, keep: Callable[[Any], bool], collate: Callable[[Any], Any]) -> None:
+        self.keep, self.collate = keep, collate
+
+    def __call__(self, samples: Any) -> Any:
+        kept = [sample for sample in samples if self.keep(sample)]
+        return self.collate(kept) if kept else []
 
 
 class _Itself(IterableDataset[Any]):

@@ -39,13 +39,19 @@ def build(root: Path) -> StreamingDataset:
     )
 
 
-def rank_process(root: Path, job: int, rank: int, ranks: int, workers: int, epochs: int) -> None:
+def keep(sample: dict) -> bool:
+    return sample["id"] % 3 == 0
+
+
+def rank_process(
+    root: Path, job: int, rank: int, ranks: int, workers: int, epochs: int, filtered: bool
+) -> None:
     """One rank of one job: read, write down, save."""
     os.setsid()
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    loader = StreamingDataLoader(build(root), num_workers=workers)
+    loader = StreamingDataLoader(build(root), num_workers=workers, filter=keep if filtered else None)
     saved = root / "state.json"
     if saved.exists():
         loader.load_state_dict(json.loads(saved.read_text()))
@@ -54,9 +60,8 @@ def rank_process(root: Path, job: int, rank: int, ranks: int, workers: int, epoc
             for batch in loader:
                 state = loader.state_dict()
                 after = [state["epoch"], state["sample_in_epoch"]]
-                log.write(
-                    json.dumps({"after": after, "rank": rank, "ranks": ranks, "ids": ids(batch)}) + "\n"
-                )
+                got = ids(batch) if batch else []
+                log.write(json.dumps({"after": after, "rank": rank, "ranks": ranks, "ids": got}) + "\n")
                 if rank == 0:
                     (root / "state.tmp").write_text(json.dumps(state))
                     os.replace(root / "state.tmp", saved)
@@ -104,13 +109,13 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def run_jobs(root: Path, *, kills: int, epochs: int, seed: int) -> int:
+def run_jobs(root: Path, *, kills: int, epochs: int, seed: int, filtered: bool = False) -> int:
     """Start and hurt jobs, then let one end; returns how many there were."""
     chance = random.Random(seed)
     fork = multiprocessing.get_context("fork")
     for job in range(kills + 1):
         ranks, workers = chance.choice([1, 2, 3, 4]), chance.choice([0, 0, 1, 2])
-        arguments = [(root, job, rank, ranks, workers, epochs) for rank in range(ranks)]
+        arguments = [(root, job, rank, ranks, workers, epochs, filtered) for rank in range(ranks)]
         processes = [fork.Process(target=rank_process, args=each) for each in arguments]
         for process in processes:
             process.start()
@@ -133,7 +138,7 @@ def run_jobs(root: Path, *, kills: int, epochs: int, seed: int) -> int:
     return kills + 1
 
 
-def check(root: Path, jobs: int, expected: dict[tuple[int, int], list[int]]) -> None:
+def check(root: Path, jobs: int, expected: dict[tuple[int, int], list[int]], *, filtered: bool) -> None:
     """Every line is its piece of the uninterrupted batch, and the saved positions leave no batch out."""
     places = list(expected)
     covered: set[tuple[int, int]] = set()
@@ -145,7 +150,8 @@ def check(root: Path, jobs: int, expected: dict[tuple[int, int], list[int]]) -> 
                 after = tuple(line["after"])
                 batch = expected[after]
                 low, high = piece_bounds(len(batch), line["rank"], line["ranks"])
-                assert line["ids"] == batch[low:high], (job, line)
+                piece = [i for i in batch[low:high] if not filtered or keep({"id": i})]
+                assert line["ids"] == piece, (job, line)
             if lines and path.name.endswith("-0"):
                 positions = [places.index(tuple(line["after"])) for line in lines]
                 assert positions == list(range(positions[0], positions[0] + len(positions)))
@@ -169,12 +175,13 @@ def case(tmp_path: Path, remotes: Path, **options: int) -> None:
     for name in ("a", "b"):
         (tmp_path / name).symlink_to(remotes / name)
     jobs = run_jobs(tmp_path, **options)
-    check(tmp_path, jobs, uninterrupted(tmp_path, options["epochs"]))
+    expected = uninterrupted(tmp_path, options["epochs"])
+    check(tmp_path, jobs, expected, filtered=options.get("filtered", False))
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_a_job_killed_a_few_times_ends_as_if_it_had_not_been(tmp_path, remotes, seed):
-    case(tmp_path, remotes, kills=5, epochs=2, seed=seed)
+@pytest.mark.parametrize(("seed", "filtered"), [(1, False), (2, True)])
+def test_a_job_killed_a_few_times_ends_as_if_it_had_not_been(tmp_path, remotes, seed, filtered):
+    case(tmp_path, remotes, kills=5, epochs=2, seed=seed, filtered=filtered)
 
 
 @pytest.mark.slow

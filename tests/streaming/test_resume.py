@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from datasync import Stream, StreamingDataLoader, StreamingDataset
 from datasync.errors import DatasyncError, UsageError
+from datasync.streaming.decode import Decoder
 from datasync.streaming.state import State
 from tests.streaming.order_helpers import as_rank, flat, ids, write_dataset
 
@@ -31,18 +34,18 @@ def build(remotes, tmp_path):
     return make
 
 
-def run(build, monkeypatch, *, ranks, steps, state=None, workers=0, **options):
+def run(build, monkeypatch, *, ranks, steps, state=None, workers=0, filter=None, **options):
     """Global batches of `steps` steps from a state on, and the state behind them (of rank 0, as is usual)."""
     by_rank, saved = [], None
     for rank in range(ranks):
         as_rank(monkeypatch, rank, ranks)
-        loader = StreamingDataLoader(build(**options), num_workers=workers)
+        loader = StreamingDataLoader(build(**options), num_workers=workers, filter=filter)
         if state is not None:
             loader.load_state_dict(json.loads(json.dumps(state)))
         got = []
         while len(got) < steps:
             for batch in loader:
-                got.append(ids(batch))
+                got.append(ids(batch) if batch else [])
                 if len(got) == steps:
                     break
         by_rank.append(got)
@@ -340,3 +343,48 @@ def test_a_filter_that_lets_little_through_ends_its_epoch_with_its_last_batch(re
     loader = StreamingDataLoader(dataset)
     assert sorted(ids(next(iter(loader)))) == [3, 400]
     assert loader.state_dict()["sample_in_epoch"] == 496  # of 500; the loader has not been asked for more
+
+
+def keep_thirds(sample):
+    return sample["id"] % 3 == 0
+
+
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), method=st.sampled_from(["random", "stratified", "per_stream"]))
+def test_a_filter_is_exact_over_any_sequence_of_kills_and_worlds(build, monkeypatch, data, method):
+    """The global batches, less what was left out, are those of a run of one rank that was never stopped."""
+    options = {"batching_method": method, "filter": keep_thirds}
+    whole, _ = run(build, monkeypatch, ranks=1, steps=70, **options)
+    assert {number % 3 for number in flat(whole)} == {0}
+    got, state = [], None
+    while len(got) < len(whole):
+        steps = min(data.draw(st.integers(1, 25), label="steps"), len(whole) - len(got))
+        ranks = data.draw(st.sampled_from([1, 2, 3, 4, 6, 8, 12]), label="ranks")
+        workers = data.draw(st.sampled_from([0, 0, 0, 1, 2]), label="workers")
+        part, state = run(
+            build, monkeypatch, ranks=ranks, workers=workers, steps=steps, state=state, **options
+        )
+        got += part
+    assert got == whole
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_filter_is_asked_before_a_decoder_and_its_transform_after(build, workers):
+    def kept(sample):
+        return None if sample["id"] % 2 else sample
+
+    def make(**options):
+        return StreamingDataLoader(build(), num_workers=workers, **options)
+
+    decoder = Decoder({}, transform=kept, stack=True)
+    got = [list(batch["id"]) if batch else [] for batch in make(filter=keep_thirds, collate_fn=decoder)]
+    expected = [[i for i in ids(batch) if i % 6 == 0] for batch in make()]
+    assert [[int(i) for i in batch] for batch in got] == expected
+
+
+def test_a_batch_of_which_nothing_is_kept_is_an_empty_list(build):
+    made = StreamingDataLoader(build(), filter=lambda sample: False)
+    assert list(made) == [[]] * (800 // 24)
+    assert made.state_dict()["epoch"] == 1
+    with pytest.raises(UsageError, match="set batch_size"):
+        StreamingDataLoader(build(), batch_size=None, filter=keep_thirds)
