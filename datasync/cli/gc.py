@@ -45,10 +45,10 @@ def gc(
             if json_output:
                 continue
             kept = ", ".join(f"{version[:6]}…" for version in found.kept)
-            if not found.removed:
+            if not found.removed and not found.keys:
                 print(f"{name} on {place}   nothing to remove · kept {kept}")
                 continue
-            gone = ", ".join(f"{version[:6]}…" for version in found.removed)
+            gone = ", ".join(f"{version[:6]}…" for version in found.removed) or "what no version has"
             verb = "removed" if apply else "would remove"
             more = "" if apply else " · run again with --apply"
             print(

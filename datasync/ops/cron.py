@@ -33,7 +33,7 @@ _FIELDS = (
     ("month", 1, 12),
     ("day of week", 0, 7),
 )
-_HORIZON_DAYS = 366 * 8 + 10
+_HORIZON_DAYS = 366 * 41  # 29 February on a given day of the week may be 40 years away
 
 
 @dataclass(frozen=True, slots=True)

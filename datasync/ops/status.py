@@ -232,10 +232,11 @@ def _with_receipt(
 
 def _missing_bytes(home: Store, store: Store, receipt: Receipt) -> tuple[bool, int]:
     """Whether the home has another version, and how much of it this place lacks."""
-    from datasync.replicate.catalog import describe
+    from datasync.replicate.catalog import describe, learn
     from datasync.replicate.destination import compared
 
     catalog = describe(home, receipt.name)
+    learn(catalog, store, receipt)
     if catalog.version == receipt.version:
         return False, 0
     return True, compared(catalog, store, receipt, {}).bytes

@@ -68,6 +68,7 @@ class Catalog:
         index_info (ObjectInfo | None): How the store describes it.
         manifest (ManifestFile | None): The manifest's file, where all digests are known.
         version (str | None): The manifest's version, where all digests are known.
+        told (bool): The index has a digest of every object: if it is unchanged, so are they.
         hashes (Mapping): Key -> algorithm -> digest, where an index gives others than SHA-256.
     """
 
@@ -80,6 +81,7 @@ class Catalog:
     index_info: ObjectInfo | None = None
     manifest: ManifestFile | None = None
     version: str | None = None
+    told: bool = True
     hashes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -261,7 +263,14 @@ def _mds(store: Store, name: str, data: bytes, info: ObjectInfo, index: Index) -
         schema=schema(),
     )
     catalog = Catalog(
-        name=name, kind=MDS, store=store, table=table, index=data, index_info=info, hashes=hashes
+        name=name,
+        kind=MDS,
+        store=store,
+        table=table,
+        index=data,
+        index_info=info,
+        told=all(rows[key][1] is not None or key in hashes for key in keys),
+        hashes=hashes,
     )
     settle(catalog)
     return catalog

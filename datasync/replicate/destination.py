@@ -30,7 +30,15 @@ from datasync.replicate import journal as journals
 from datasync.replicate.catalog import TREE, Catalog, origins, tag_of
 from datasync.replicate.journal import Begun, Done, Journal
 from datasync.replicate.lane import Lane
-from datasync.replicate.layout import INDEX, adopted_key, damage_key, is_internal, manifest_key, origin_key
+from datasync.replicate.layout import (
+    INDEX,
+    LEFTOVERS,
+    adopted_key,
+    damage_key,
+    is_internal,
+    manifest_key,
+    origin_key,
+)
 from datasync.replicate.lease import TTL_SECONDS, Lease
 from datasync.replicate.limits import endpoint_of
 from datasync.replicate.manifests import ManifestFile
@@ -177,12 +185,19 @@ def damage(store: Store, version: str) -> list[str]:
 
 def make_plan(destination: Destination, catalog: Catalog) -> Plan:
     """Compare, look at the place itself where proof is missing, adopt or abort uploads of killed runs."""
+    import numpy as np
+
     _check_names(destination.store, catalog)
     plan = compared(catalog, destination.store, destination.receipt, destination.past.done)
     lane = destination.lane
+    foreign: set[str] = set()
     if len(plan.unproven):
-        lane.present = in_place(plan, _listing(destination.store, plan))
+        there = in_place(plan, _listing(destination.store, plan))
+        foreign = there.keys() - written(destination.store, among=set(there)) if there else set()
+        lane.present = {key: key in foreign for key, right in there.items() if right}
     destination.plan = plan
+    keys = (item.key for item in items(plan.table, np.arange(plan.objects)))
+    lane.journal.set_out(key for key in keys if key not in foreign)
     _sweep_uploads(destination, catalog)
     return plan
 
@@ -329,6 +344,8 @@ def publish(
     delete = list(delete)
     if delete:
         retrying(lambda: store.delete(delete), seconds=lane.retry_seconds)
+    if delete or destination.past.files:
+        _note_leftovers(destination, catalog)
     receipt = _receipt(destination, catalog, index, adopted=len(adopted))
     retrying(lambda: receipts.write(store, receipt), seconds=lane.retry_seconds)
     retrying(lambda: store.delete([damage_key(version)]), seconds=lane.retry_seconds)
@@ -372,7 +389,8 @@ def _publish_index(destination: Destination, data: bytes) -> ObjectInfo:
 
 def _adopted(destination: Destination, catalog: Catalog) -> set[str]:
     """Objects of this version that others put here: found in place now, or by an earlier run."""
-    found = set(destination.lane.tally.adopted)
+    lane = destination.lane
+    found = {key for key in lane.tally.adopted if lane.present[key]}
     found |= {key for key, done in destination.past.done.items() if done.adopted}
     found |= read_adopted(destination.store, destination.receipt)
     if not found:
@@ -393,6 +411,51 @@ def read_adopted(store: Store, receipt: Receipt | None) -> set[str]:
         ) from None
 
 
+def leftovers(store: Store) -> dict[str, int]:
+    """Objects, with their sizes, of runs that never published, which no version has."""
+    try:
+        found: dict[str, int] = json.loads(retrying(lambda: store.read(LEFTOVERS)))
+    except NotFoundError:
+        return {}
+    return found
+
+
+def _note_leftovers(destination: Destination, catalog: Catalog) -> None:
+    """Keep in mind what runs that never published have put here, for `--delete` and `gc`."""
+    store = destination.store
+    ours = set(leftovers(store))
+    for keys in journals.set_out(store):
+        ours.update(keys)
+    ours.difference_update(catalog.all_keys())
+    found: dict[str, int] = {}
+    if ours:
+        found = {info.key: info.bytes for info in retrying(lambda: list(store.list())) if info.key in ours}
+    if found:
+        retrying(lambda: store.write(LEFTOVERS, json.dumps(found, ensure_ascii=False).encode()))
+    else:
+        retrying(lambda: store.delete([LEFTOVERS]))
+
+
+def written(store: Store, *, among: set[str]) -> set[str]:
+    """Those of some objects that this tool wrote: receipts say so, or runs that have not published.
+
+    Of several receipts the newest that has an object decides.
+    """
+    ours = among.intersection(leftovers(store))
+    for keys in journals.set_out(store):
+        ours.update(among.intersection(keys))
+    undecided = among - ours
+    for receipt in reversed(retrying(lambda: receipts.read_all(store))):
+        if not undecided:
+            break
+        theirs = read_adopted(store, receipt)
+        for batch in proven(store, receipt):
+            found = undecided.intersection(batch["key"].to_pylist())
+            ours |= found - theirs
+            undecided -= found
+    return ours
+
+
 def _receipt(
     destination: Destination, catalog: Catalog, index: ObjectInfo | None, *, adopted: int
 ) -> Receipt:
@@ -401,7 +464,7 @@ def _receipt(
     source_index: dict[str, Any] | None = None
     if catalog.index_info is not None:
         source_index = {
-            "tag": tag_of(catalog.store, catalog.index_info),
+            "tag": tag_of(catalog.store, catalog.index_info) if catalog.told else None,
             "bytes": catalog.index_info.bytes,
         }
     index_here: dict[str, Any] | None = None
@@ -438,31 +501,21 @@ def _receipt(
     )
 
 
-def deletable(
-    place: str, store: Store, receipt: Receipt | None, catalog: Catalog, *, max_delete: float
-) -> list[str]:
-    """What `--delete` removes: what an earlier receipt proves that we wrote and the source no longer has.
+def deletable(place: str, store: Store, catalog: Catalog, *, max_delete: float) -> list[str]:
+    """What `--delete` removes: what this tool is known to have written and the source no longer has.
 
     Args:
         place (str): The destination, for people.
         store (Store): The copy.
-        receipt (Receipt | None): Its newest receipt; without one nothing there is known to be ours.
         catalog (Catalog): What the source has.
         max_delete (float): The largest share of our objects that may go.
 
     Raises:
         StoreError: That would be a larger share than `max_delete`; nothing is removed.
     """
-    if catalog.kind != TREE or receipt is None:
+    if catalog.kind != TREE:
         return []
-    ours: set[str] = set()
-    theirs: set[str] = set()
-    for earlier in retrying(lambda: receipts.read_all(store)):
-        for batch in proven(store, earlier):
-            ours.update(batch["key"].to_pylist())
-        theirs |= read_adopted(store, earlier)
-    ours -= theirs
-    ours &= {info.key for info in retrying(lambda: list(store.list()))}
+    ours = written(store, among={info.key for info in retrying(lambda: list(store.list()))})
     gone = ours.difference(catalog.table["key"].to_pylist())
     if len(gone) > max_delete * len(ours):
         raise StoreError(

@@ -7,30 +7,36 @@
     {"part": key, "id": upload id, "number": n, "tag": tag, "crc32c": n}
     {"dropped": key, "id": upload id}
 
+    _datasync/journal/<token>-keys-<n>.json           what the run set out to write, before it wrote any of it
+
 Files are never rewritten, so a kill at any instant leaves whole ones. Records are collected and flushed
 every few seconds; the start of an upload at once, since its id is what lets a later run adopt or abort it.
 What was finished after the last flush is found by looking: an object that is in place without a record is
-checked where it is, not sent again. The journal goes when its run has published, and outlives a run that did
-not.
+checked where it is, not sent again; it is this tool's own if a run had set out to write it. The journal goes
+when its run has published, and outlives a run that did not.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from datasync.errors import StoreError
 from datasync.replicate.layout import JOURNAL
+from datasync.replicate.retry import retrying
 from datasync.storage.base import Store
 from datasync.storage.retry import inheriting
 
 log = logging.getLogger(__name__)
 
 _SOONEST, _LATEST = 1.0, 20.0
+_KEYS, _KEYS_A_FILE = "-keys-", 50_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +103,8 @@ def load(store: Store) -> Past:
     past = Past()
     for info in store.list(JOURNAL):
         past.files.append(info.key)
+        if _KEYS in info.key:
+            continue
         lines = []
         for text in store.read(info.key).splitlines():
             try:
@@ -108,6 +116,13 @@ def load(store: Store) -> Past:
                 break
         replay(lines, past)
     return past
+
+
+def set_out(store: Store) -> Iterator[list[str]]:
+    """Keys that runs which have not published set out to write, some thousands at a time."""
+    for info in retrying(lambda: list(store.list(JOURNAL))):
+        if _KEYS in info.key:
+            yield json.loads(retrying(lambda key=info.key: store.read(key)))  # type: ignore[misc]  # bound now
 
 
 class Journal:
@@ -131,6 +146,18 @@ class Journal:
         self._stop = threading.Event()
         self._began = time.monotonic()
         self._thread: threading.Thread | None = None
+
+    def set_out(self, keys: Iterator[str]) -> None:
+        """Record what the run is about to write, on the store before this returns.
+
+        Raises:
+            StoreError: It could not be written.
+        """
+        while some := list(itertools.islice(keys, _KEYS_A_FILE)):
+            name = f"{JOURNAL}{self.token:08d}{_KEYS}{len(self._files):06d}.json"
+            data = json.dumps(some, ensure_ascii=False).encode()
+            retrying(lambda name=name, data=data: self.store.write(name, data))  # type: ignore[misc]  # bound now
+            self._files.append(name)
 
     def done(self, key: str, done: Done) -> None:
         record = {"done": key, "bytes": done.bytes, "sha256": done.sha256, "crc32c": done.crc32c}

@@ -6,6 +6,7 @@
     _datasync/receipts/<version>.json       what a replication proved, one a version
     _datasync/receipt.json                  the newest of them: "is it here, whole?" is one read
     _datasync/adopted/<version>.json        objects that were here before us, and are never ours to remove
+    _datasync/leftovers.json                objects of runs that never published, which no version has
     _datasync/origins/<version>.parquet     source tags of a tree's objects, to notice changes without reading
     _datasync/damage/<version>.json         what the last `verify` found missing or bad
     _datasync/signatures/<sha256>.json      signatures of an index, named by the index they sign
@@ -26,6 +27,7 @@ __all__ = [
     "INDEX",
     "JOURNAL",
     "LEASE",
+    "LEFTOVERS",
     "RECEIPT",
     "RECEIPTS",
     "adopted_key",
@@ -47,6 +49,7 @@ JOURNAL = "_datasync/journal/"
 SCRUB = "_datasync/scrub/"
 RECEIPT = "_datasync/receipt.json"
 RECEIPTS = "_datasync/receipts/"
+LEFTOVERS = "_datasync/leftovers.json"
 MANIFESTS = "_datasync/manifests/"
 
 # Files by which other programs recognise a finished tree or a finished checkpoint: copied after all others.

@@ -254,12 +254,12 @@ def items(
             )
 
 
-def in_place(plan: Plan, listing: Iterable[tuple[str, int]]) -> set[str]:
-    """Keys that are unproven and that a sorted listing of keys and sizes shows with the right size.
+def in_place(plan: Plan, listing: Iterable[tuple[str, int]]) -> dict[str, bool]:
+    """Keys that are unproven and that a sorted listing of keys and sizes shows -> whether the size is right.
 
     Both are walked side by side, so only what is found is held.
     """
-    found: set[str] = set()
+    found: dict[str, bool] = {}
     listed = iter(listing)
     key, size = next(listed, (None, 0))
     for item in items(plan.table, plan.unproven):
@@ -268,8 +268,8 @@ def in_place(plan: Plan, listing: Iterable[tuple[str, int]]) -> set[str]:
             key, size = next(listed, (None, 0))
         if key is None:
             break
-        if key == item.key and size == item.bytes:
-            found.add(key)
+        if key == item.key:
+            found[key] = size == item.bytes
     return found
 
 

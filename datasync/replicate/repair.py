@@ -125,7 +125,7 @@ def repair(
                     on_progress=lambda count, objects: progress.advance(bytes=count, items=objects),
                 )
                 # What is in place may be good after all: a listing that came late, a person who put it back.
-                lane.present = {item.key for item in todo}
+                lane.present = {item.key: False for item in todo}
                 mover = Mover(replicas, turn=turn, stop=stop.event, retry_seconds=retry_seconds)
                 mover.move((item, [lane]) for item in todo)
                 lane.drain()

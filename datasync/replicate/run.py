@@ -327,7 +327,7 @@ class _Run:
                 learn(catalog, store, receipt)
                 plan = compared(catalog, store, receipt, {})
                 if self.options.delete:
-                    gone = deletable(place, store, receipt, catalog, max_delete=self.options.max_delete)
+                    gone = deletable(place, store, catalog, max_delete=self.options.max_delete)
                     outcome.to_delete = len(gone)
             except DatasyncError as error:
                 outcome.error = error
@@ -473,12 +473,13 @@ class _Run:
             plan.bytes,
             destination.lane.tally,
         )
+        outcome.paid_bytes = self.paid.add(plan)
         if self.options.delete:
             outcome.to_delete = len(self._deletable(destination, catalog))
 
     def _deletable(self, destination: Destination, catalog: Catalog) -> list[str]:
-        place, store, receipt = destination.name, destination.store, destination.receipt
-        return deletable(place, store, receipt, catalog, max_delete=self.options.max_delete)
+        place, store = destination.name, destination.store
+        return deletable(place, store, catalog, max_delete=self.options.max_delete)
 
     def _guarded(self, destination: Destination, step: Callable[[], None]) -> bool:
         """Run one step of one destination; its failure, of whatever kind, is that destination's alone."""

@@ -49,7 +49,7 @@ class Batch:
         sources (list[Store]): As for a `Mover`.
         lanes (list[LaneSpec]): The destinations.
         work (list): Items, each with the places in `lanes` that want it.
-        present (list[set[str]]): For each lane, keys that may be in place.
+        present (list[dict[str, bool]]): For each lane, keys that may be in place, as in `Lane`.
         uploads (list[dict]): For each lane, uploads to go on with.
     """
 
@@ -57,7 +57,7 @@ class Batch:
     sources: list[Store]
     lanes: list[LaneSpec]
     work: list[tuple[Item, list[int]]] = field(default_factory=list)
-    present: list[set[str]] = field(default_factory=list)
+    present: list[dict[str, bool]] = field(default_factory=list)
     uploads: list[dict[str, Begun]] = field(default_factory=list)
 
 
@@ -132,13 +132,13 @@ def batches(
         if batch is None:
             number, held = number + 1, 0
             batch = Batch(number=number, sources=sources, lanes=specs)
-            batch.present, batch.uploads = [set() for _ in lanes], [{} for _ in lanes]
+            batch.present, batch.uploads = [{} for _ in lanes], [{} for _ in lanes]
         places = [lanes.index(lane) for lane in wanting]
         batch.work.append((item, places))
         held += item.bytes
         for place in places:
             if item.key in lanes[place].present:
-                batch.present[place].add(item.key)
+                batch.present[place][item.key] = lanes[place].present[item.key]
             if item.key in lanes[place].uploads:
                 batch.uploads[place][item.key] = lanes[place].uploads[item.key]
         if len(batch.work) >= _BATCH_OBJECTS or held >= _BATCH_BYTES:

@@ -128,7 +128,7 @@ def test_what_is_in_place_is_found_by_walking_two_sorted_lists(source, listed):
     left = table({key: (size, content, None) for key, (size, content) in source.items()})
     plan = compare(left.to_batches(), None, {})
     listing = [(key, listed[key][0]) for key in sorted(listed, key=str.encode)]
-    expected = {key for key, (size, _) in source.items() if key in listed and listed[key][0] == size}
+    expected = {key: listed[key][0] == size for key, (size, _) in source.items() if key in listed}
     assert in_place(plan, listing) == expected
 
 
