@@ -84,6 +84,11 @@ class StreamingDataLoader(DataLoader[Any]):
         # Accelerate is not to divide among ranks what is divided already; it looks for this.
         self._is_accelerate_prepared = True
 
+    def __repr__(self) -> str:
+        size = "samples" if self.batch_size is None else f"batches of {self.batch_size:,}"
+        given = f"{self.num_batches_yielded:,} given in this pass"
+        return f"<{type(self).__name__} {size} by {self.num_workers} workers, {given}, of {self.dataset!r}>"
+
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch declares a private class
         """The rank's batches of the next epoch, from a loaded position on."""
         if isinstance(self.dataset, StreamingDataset):

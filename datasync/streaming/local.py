@@ -34,6 +34,10 @@ class LocalDataset(Array, Dataset[dict[str, Any]]):
         self._bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
         self.num_samples = int(self._bounds[-1])
 
+    def __repr__(self) -> str:
+        folder = os.path.join(self.local, self.split) if self.split else self.local
+        return f"<LocalDataset {folder}: {self.num_samples:,} samples in {len(self._bounds) - 1:,} shards>"
+
     def __len__(self) -> int:
         return self.num_samples
 

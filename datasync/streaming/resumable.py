@@ -57,6 +57,24 @@ class Resumable:
 
         def meet_world(self) -> None: ...
 
+    def __repr__(self) -> str:
+        name = type(self).__name__
+        if "_position" not in self.__dict__:
+            return f"<{name}, not open>"
+        names = [stream.name for stream in self.streams]
+        streams = ", ".join(names if len(names) < 4 else [*names[:2], f"{len(names) - 2} more streams"])
+        batches = f"global batches of {self.global_batch:,}" if self.global_batch else "no batch size yet"
+        order = (
+            f"shuffled ({self.shuffle_algo}, seed {self.shuffle_seed})" if self.shuffle else "not shuffled"
+        )
+        epoch, sample, begun = self._position.current()
+        return (
+            f"<{name} {streams}: {self.catalog.samples:,} samples in {self.catalog.shards:,} shards; "
+            f"epochs of {self.epoch_size:,}, {batches}, {order}; "
+            f"rank {self._world.rank} of {self._world.ranks}; "
+            f"{'in' if begun else 'before'} epoch {epoch}{f' from sample {sample:,} on' if sample else ''}>"
+        )
+
     @property
     def loaded_lanes(self) -> int:
         """Canonical lanes of a loaded state; 0 for none."""

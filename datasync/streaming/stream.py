@@ -115,6 +115,20 @@ class Stream:
             _check_number(name, value)
             setattr(self, name, value)
 
+    def __repr__(self) -> str:
+        remotes = [_without_secrets(remote) for remote in _as_list(self.remote)]
+        told: dict[str, object] = {
+            "dataset": self.dataset,
+            "clusters": self.clusters,
+            "remote": remotes if len(remotes) > 1 else remotes[0] if remotes else None,
+            "local": self._local,
+            "split": self.split or None,
+            "version": self.version,
+            **self.weight,
+        }
+        given = ", ".join(f"{name}={value!r}" for name, value in told.items() if value is not None)
+        return f"{type(self).__name__}({given})"
+
     @property
     def name(self) -> str:
         """What to call it: its dataset, its first remote or its folder."""
@@ -256,7 +270,8 @@ def apply_weights(streams: Sequence[Stream], sizes: Ints, epoch_size: int | None
             "the proportions of the streams are all 0" if relative else "the streams have no samples",
             mend="give one of them a share" if relative else "look at their indexes: datasync inspect",
         )
-        chosen = (total * (weights / weights.sum())).astype(np.int64)
+        shares = weights / weights.sum()
+        chosen = (total * shares).astype(np.int64)
         # Which streams get the rest is drawn as MosaicML Streaming draws it, so that sizes agree.
         rest = total - int(chosen.sum())
         chosen[np.random.default_rng(seed).choice(len(streams), rest, False)] += 1
@@ -268,13 +283,17 @@ def apply_weights(streams: Sequence[Stream], sizes: Ints, epoch_size: int | None
         )
         chosen = np.array([_absolute(s, int(n)) for s, n in zip(streams, sizes, strict=True)], np.int64)
         total = int(chosen.sum())
+        shares = chosen / max(1, total)
     _check(
         total > 0,
         "the streams give no sample to an epoch",
         mend="raise `repeat` or `choose`; or look at their indexes: datasync inspect",
     )
-    for stream, size, count in zip(streams, sizes.tolist(), chosen.tolist(), strict=True):
-        stream.choose, stream.repeat, stream.proportion = count, count / size, count / total
+    # The share is that which was asked for, not the rounded one: blocks and batches of MosaicML's order are
+    # divided by it.
+    rows = zip(streams, sizes.tolist(), chosen.tolist(), shares.tolist(), strict=True)
+    for stream, size, count, share in rows:
+        stream.choose, stream.repeat, stream.proportion = count, count / size, share
     return total
 
 
@@ -288,6 +307,11 @@ def _as_list(remote: Remote | None) -> list[str | os.PathLike[str]]:
     if remote is None or remote == "":
         return []
     return [remote] if isinstance(remote, str | os.PathLike) else list(remote)
+
+
+def _without_secrets(remote: str | os.PathLike[str]) -> str:
+    """A URL without its password and query."""
+    return re.sub(r"(://[^/@]*):[^/@]*@", r"\1:…@", os.fspath(remote)).partition("?")[0]
 
 
 def _check(good: bool, problem: str, *, mend: str) -> None:

@@ -123,3 +123,30 @@ def test_an_epoch_without_a_batch_is_no_epoch(remote, tmp_path):
     message = refusal(UsageError, lambda: list(StreamingDataLoader(StreamingDataset(tail="drop", **options))))
     assert "an epoch of 40 samples has no batch of 64" in message
     assert [len(batch["id"]) for batch in StreamingDataLoader(StreamingDataset(**options))] == [40]
+
+
+def test_what_a_dataset_is_can_be_printed(remote, tmp_path):
+    dataset = StreamingDataset(remote=remote, local=str(tmp_path / "cache"), batch_size=8, shuffle=True)
+    loader = StreamingDataLoader(dataset)
+    next(iter(loader))
+    text = repr(loader)
+    assert "batches of 8 by 0 workers, 1 given in this pass" in text
+    assert f"StreamingDataset {remote}: 40 samples in " in text
+    assert "shuffled (lanes, seed 9176); rank 0 of 1; in epoch 0>" in text
+    dataset.load_state_dict(loader.state_dict())
+    assert "before epoch 0 from sample 8 on" in repr(dataset)
+    folders = [str(tmp_path / f"cache{i}") for i in range(5)]
+    many = StreamingDataset(streams=[Stream(remote=remote, local=folder) for folder in folders])
+    assert "3 more streams: 200 samples" in repr(many)
+    assert "no batch size yet, not shuffled" in repr(many)
+    assert repr(Stream(dataset="shapes", clusters="a", choose=8)) == (
+        "Stream(dataset='shapes', clusters=['a'], choose=8)"
+    )
+    assert "secret" not in repr(Stream(remote=["sftp://me:secret@host/x", "https://host/x?key=secret"]))
+    assert f"LocalDataset {remote}: 40 samples" in repr(LocalDataset(remote))
+
+    class Early(StreamingDataset):
+        def __init__(self):
+            assert repr(self) == "<Early, not open>"
+
+    Early()
