@@ -200,6 +200,8 @@ class Resumable:
 
     def _fingerprint(self) -> Fingerprint:
         chosen = [stream.choose for stream in self.streams]
+        theirs = self.shuffle_algo != arguments.OUR_ALGORITHM
+        shares = [stream.proportion for stream in self.streams] if theirs else []
         batch = self.global_batch
         depends = {
             "stratified": batch,
@@ -208,7 +210,7 @@ class Resumable:
         }
         return Fingerprint(
             dataset=digest([source.index.fingerprint for source in self.catalog.sources]),
-            mixture=digest(chosen, self.curriculum, self.sampling_method, self.sampling_granularity),
+            mixture=digest(chosen, self.curriculum, self.sampling_method, self.sampling_granularity, *shares),
             epoch_size=self.epoch_size,
             shuffle=self.shuffle,
             shuffle_algo=self.shuffle_algo,

@@ -83,15 +83,16 @@ def ours(tmp_path: Path, remotes, weights, options, cases):
             for i, (remote, weight) in enumerate(zip(remotes, weights, strict=True))
         ]
         made = StreamingDataset(streams=streams, batch_size=case["batch_size"], **options)
-        made.load_state_dict(
-            {
-                "epoch": case["epoch"],
-                "sample_in_epoch": case["sample"],
-                "num_canonical_nodes": case["canonical_nodes"],
-                "shuffle_seed": made.shuffle_seed,
-                "initial_physical_nodes": case["initial_nodes"],
-            }
-        )
+        if case["canonical_nodes"] is not None:
+            made.load_state_dict(
+                {
+                    "epoch": case["epoch"],
+                    "sample_in_epoch": case["sample"],
+                    "num_canonical_nodes": case["canonical_nodes"],
+                    "shuffle_seed": made.shuffle_seed,
+                    "initial_physical_nodes": case["initial_nodes"],
+                }
+            )
         per_worker = []
         for rank in range(nodes * per_node):
             for worker in range(workers):
@@ -215,6 +216,69 @@ def test_any_combination_of_settings_and_worlds_goes_on_from_any_state(tmp_path,
         assert ours(tmp_path / f"run{i}", remotes, *run) == wanted, run
     given = [case for run in expected for case in run if not isinstance(case, str)]
     assert len(given) > 48, "most combinations are not refused"
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "per_stream",
+        *(pytest.param(m, marks=pytest.mark.slow) for m in ("random", "stratified", "device_per_stream")),
+    ],
+)
+def test_blocks_and_batches_are_divided_by_the_share_that_was_asked_for(tmp_path, remotes, method):
+    """Proportions that an epoch cannot have exactly, with and without `epoch_size` and a block size."""
+    random = Random(6)
+    runs = []
+    for algorithm, epoch_size, block_size in itertools.product(
+        ("py1e", "py1br", "py1s", "py2s", "naive"),
+        (None, 997),
+        (None, 100, 317),
+    ):
+        options = {
+            "shuffle": True,
+            "shuffle_algo": algorithm,
+            "batching_method": method,
+            "shuffle_seed": random.randrange(10_000),
+        }
+        options |= {"epoch_size": epoch_size} if epoch_size else {}
+        options |= {"shuffle_block_size": block_size} if block_size else {}
+        weights = [{"proportion": random.uniform(0.3, 3)} for _ in remotes]
+        if epoch_size and random.random() < 0.3:
+            weights = [{} for _ in remotes]
+        case = {
+            "world": random.choice([(1, 1, 1), (1, 2, 2), (2, 2, 1)]),
+            "batch_size": random.choice([4, 6, 8]),
+            "canonical_nodes": None,
+            "initial_nodes": None,
+            "epoch": random.randrange(3),
+            "sample": 0,
+        }
+        runs.append((weights, options, [case]))
+    configs = []
+    for i, run in enumerate(runs):
+        (tmp_path / f"run{i}").mkdir()
+        configs.append(their_config(tmp_path / f"run{i}", remotes, *run))
+    expected = run_theirs(tmp_path, configs)
+    for i, (run, wanted) in enumerate(zip(runs, expected, strict=True)):
+        assert ours(tmp_path / f"run{i}", remotes, *run) == wanted, run
+    assert sum(not isinstance(case, str) for run in expected for case in run) > 24
+
+
+def test_a_state_with_other_shares_is_refused_though_the_counts_are_the_same(tmp_path, remotes):
+    def build(share):
+        streams = [
+            Stream(remote=remote, local=str(tmp_path / f"{i}"), proportion=proportion)
+            for i, (remote, proportion) in enumerate(zip(remotes, (share, 1 - share), strict=True))
+        ]
+        return StreamingDataset(
+            streams=streams, epoch_size=10, batch_size=2, shuffle=True, shuffle_algo="py1e", shuffle_seed=5
+        )
+
+    first, second = build(0.6), build(0.604)
+    assert [stream.choose for stream in first.streams] == [stream.choose for stream in second.streams]
+    build(0.6).load_state_dict(first.state_dict())
+    with pytest.raises(UsageError, match="mixture"):
+        second.load_state_dict(first.state_dict())
 
 
 @pytest.mark.slow

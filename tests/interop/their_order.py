@@ -35,8 +35,9 @@ def sequences(config: dict[str, Any]) -> list[Any]:
         dataset.batch_size = case["batch_size"]
         dataset.num_canonical_nodes = case["canonical_nodes"]
         dataset.initial_physical_nodes = case["initial_nodes"]
+        dataset.shuffle_block_size = config["options"].get("shuffle_block_size")
         world = World(nodes, per_node, workers, 0)
-        dataset._set_shuffle_block_size(world)
+        dataset._resume(world, case["epoch"])  # nothing to resume: what was not given is chosen
         try:
             work = generate_work(dataset.batching_method, dataset, world, case["epoch"], case["sample"])
         except ValueError as error:
