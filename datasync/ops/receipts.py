@@ -8,13 +8,16 @@ not what they were; `repair` turns it back.
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from datasync.errors import ConflictError, FormatError, NotFoundError
+from datasync.errors import ConflictError, CorruptError, FormatError, NotFoundError
 from datasync.replicate.layout import RECEIPT, RECEIPTS, receipt_key
 from datasync.storage.base import Store
+
+log = logging.getLogger(__name__)
 
 FORMAT = 1
 WHOLE = "whole"
@@ -33,9 +36,10 @@ class Receipt:
         objects (int): Data objects of this version.
         bytes (int): Their bytes.
         samples (int | None): Their samples, for a dataset.
-        source (dict): ``url``, ``endpoint``, and ``index``: the tag and size that the source's index had.
+        source (dict): ``url``, ``endpoint``, and ``index`` and ``signature``: the tag and size that the
+            source's index had, and its signature, or None.
         destination (str): URL of this place.
-        index (dict | None): ``etag``, ``bytes`` and ``sha256`` of the index here; None for a tree.
+        index (dict | None): ``tag``, ``bytes`` and ``sha256`` of the index here; None for a tree.
         copied (dict): ``objects`` and ``bytes`` that this run moved.
         adopted (int): Objects of this version that were here before this tool wrote any.
         checked (dict): How many objects had which digest checked: ``sha256`` before they were stored,
@@ -47,6 +51,7 @@ class Receipt:
         token (int): Fencing token of the lease it held.
         verified (dict | None): The last `verify`: ``at``, ``mode``, ``objects``, ``bytes``, ``stripe``,
             ``missing``, ``bad``.
+        manifest (dict | None): ``tag`` and ``bytes`` of the manifest here.
     """
 
     name: str
@@ -68,6 +73,7 @@ class Receipt:
     host: str
     token: int
     verified: dict[str, Any] | None = None
+    manifest: dict[str, Any] | None = None
     format: int = field(default=FORMAT)
 
     @property
@@ -84,7 +90,8 @@ def parse(data: bytes, *, where: str) -> Receipt:
     """The receipt in `data`.
 
     Raises:
-        FormatError: Not a receipt, or one from a newer version of this program.
+        CorruptError: It is not a receipt, or not any more.
+        FormatError: It is one from a newer version of this program.
     """
     try:
         raw = json.loads(data)
@@ -93,12 +100,16 @@ def parse(data: bytes, *, where: str) -> Receipt:
                 f"{where} is a receipt of format {raw['format']}", mend="install a newer datasync"
             )
         names = Receipt.__dataclass_fields__
-        return Receipt(**{name: value for name, value in raw.items() if name in names})
-    except (ValueError, TypeError, KeyError) as error:
+        found = Receipt(**{name: value for name, value in raw.items() if name in names})
+        if not isinstance(found.version, str) or not isinstance(found.source, dict):
+            raise ValueError("its version or its source is of another kind")
+        return found
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         if isinstance(error, FormatError):
             raise
-        raise FormatError(
-            f"{where} is not a receipt: {error}", mend=f"remove it and replicate again ({RECEIPT})"
+        raise CorruptError(
+            f"{where} is damaged: it is not a receipt: {error}",
+            mend="run datasync replicate or datasync repair: they write it anew",
         ) from error
 
 
@@ -112,11 +123,34 @@ def read(store: Store, version: str | None = None) -> Receipt | None:
     return parse(data, where=f"{store.url}/{key}")
 
 
-def read_all(store: Store) -> list[Receipt]:
-    """Every receipt at a place, the newest last."""
+def recovered(store: Store) -> tuple[Receipt | None, bool]:
+    """The newest receipt at a place, and whether its own file is damaged: then it is that of its version."""
+    try:
+        return read(store), False
+    except CorruptError as error:
+        log.warning("%s", error.message)
+    found = read_all(store, damaged_too=True)
+    return (found[-1] if found else None), True
+
+
+def read_all(store: Store, *, damaged_too: bool = False) -> list[Receipt]:
+    """Every receipt at a place, the newest last.
+
+    Args:
+        store (Store): The root of the copy.
+        damaged_too (bool): Go on without one that is damaged. Default: ``False``: that is an error.
+
+    Raises:
+        CorruptError: One is damaged.
+    """
     found = []
     for info in store.list(RECEIPTS):
-        found.append(parse(store.read(info.key), where=f"{store.url}/{info.key}"))
+        try:
+            found.append(parse(store.read(info.key), where=f"{store.url}/{info.key}"))
+        except CorruptError as error:
+            if not damaged_too:
+                raise
+            log.warning("%s", error.message)
     return sorted(found, key=lambda receipt: (receipt.token, receipt.finished))
 
 
@@ -127,7 +161,7 @@ def write(store: Store, receipt: Receipt, *, current: bool = True) -> None:
         ConflictError: A run with a later lease has written one: this run was overtaken.
     """
     if current:
-        newest = read(store)
+        newest, _ = recovered(store)
         if newest is not None and newest.token > receipt.token:
             raise ConflictError(
                 f"{store.url} has a receipt of a later run (token {newest.token} after {receipt.token})",

@@ -77,11 +77,16 @@ def check_signature(store: Store, index: bytes | None, public: str | Path) -> tu
         CorruptError: There is no signature, or not by that key, or not of this index.
         UsageError: The key file cannot be used.
     """
-    if index is None:
+    return check_digest(store, None if index is None else hashlib.sha256(index).hexdigest(), public)
+
+
+def check_digest(store: Store, index_sha256: str | None, public: str | Path) -> tuple[str, bytes]:
+    """Prove that the index with a digest was signed by the owner of a key; as `check_signature`."""
+    if index_sha256 is None:
         raise CorruptError(
             f"{store.url} has no index, so nothing that could be signed", mend="sign a dataset"
         )
-    where = signature_key(hashlib.sha256(index).hexdigest())
+    where = signature_key(index_sha256)
     try:
         raw = retrying(lambda: store.read(where))
     except NotFoundError:
@@ -89,7 +94,7 @@ def check_signature(store: Store, index: bytes | None, public: str | Path) -> tu
             f"the index at {store.url} is not signed, and {public} must have signed it",
             mend="find out who wrote it; if it is right, sign it (datasync sign)",
         ) from None
-    prove(raw, index, public, where=store.url)
+    _prove(raw, index_sha256, public, where=store.url)
     return where, raw
 
 
@@ -100,13 +105,17 @@ def prove(signature: bytes, index: bytes, public: str | Path, *, where: str) -> 
         CorruptError: It is not.
         UsageError: The key file cannot be used.
     """
+    _prove(signature, hashlib.sha256(index).hexdigest(), public, where=where)
+
+
+def _prove(signature: bytes, index_sha256: str, public: str | Path, *, where: str) -> None:
     from cryptography.exceptions import InvalidSignature
 
     key = _public(Path(public))
     try:
         document = json.loads(signature)
         signed = base64.b64decode(document["signature"], validate=True)
-        key.verify(signed, _message(hashlib.sha256(index).hexdigest()))
+        key.verify(signed, _message(index_sha256))
     except (InvalidSignature, ValueError, KeyError, TypeError):
         raise CorruptError(
             f"the signature of the index at {where} is not by {public}",
