@@ -11,6 +11,16 @@ import typer
 if TYPE_CHECKING:
     from datasync.streaming.dataset import StreamingDataset
 
+_ORDER = (
+    "shuffle_algo",
+    "shuffle_block_size",
+    "sampling_method",
+    "sampling_granularity",
+    "partition_algo",
+    "curriculum",
+    "uneven",
+)
+
 
 def sample(
     names: Annotated[
@@ -30,6 +40,12 @@ def sample(
         int | None, typer.Option(min=0, help="Only this rank's samples. [default: all]", show_default=False)
     ] = None,
     ranks: Annotated[int, typer.Option(min=1, help="Of how many ranks.")] = 1,
+    ranks_per_node: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="How many on a node; for MosaicML's order. [default: all]", show_default=False
+        ),
+    ] = None,
     start: Annotated[int, typer.Option(min=0, help="The sample at which the run entered the epoch.")] = 0,
     seed: Annotated[int, typer.Option(min=0, help="The run's shuffle_seed.")] = 9176,
     shuffle: Annotated[bool, typer.Option(help="Whether the run shuffled.")] = True,
@@ -40,6 +56,14 @@ def sample(
     method: Annotated[str, typer.Option(help="The run's batching_method.")] = "random",
     tail: Annotated[str, typer.Option(help="The run's tail.")] = "pad",
     split: Annotated[str | None, typer.Option(help="The run's split.", show_default=False)] = None,
+    argument: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="Another argument of the run's StreamingDataset, such as shuffle_algo=py1e.",
+            show_default=False,
+        ),
+    ] = None,
     state: Annotated[
         Path | None,
         typer.Option(
@@ -55,12 +79,15 @@ def sample(
       datasync sample emoji --epoch 1 --step 420 --batch-size 256
       datasync sample emoji --step 420 --batch-size 256 --rank 3 --ranks 8 --show
       datasync sample text=0.7 code=0.3 --step 9000 --batch-size 1024 --epoch-size 10m --json
+      datasync sample emoji --step 420 --batch-size 256 --argument sampling_method=fixed
     """
     from datasync.streaming.forensics import batch_places, batch_samples
 
+    more = _arguments(argument or [])
+    theirs = more.get("shuffle_algo", "lanes") != "lanes"
     dataset = _dataset(
         names,
-        global_batch_size=batch_size,
+        **{"batch_size" if theirs else "global_batch_size": batch_size},
         shuffle=shuffle,
         shuffle_seed=seed,
         num_canonical_nodes=lanes,
@@ -68,10 +95,19 @@ def sample(
         batching_method=method,
         tail=tail,
         split=split,
+        **more,
     )
     if state is not None:
         _check_state(dataset, state)
-    numbers = batch_samples(dataset, epoch=epoch, step=step, rank=rank, ranks=ranks, start=start)
+    numbers = batch_samples(
+        dataset,
+        epoch=epoch,
+        step=step,
+        rank=rank,
+        ranks=ranks,
+        ranks_per_node=ranks_per_node,
+        start=start,
+    )
     places = batch_places(dataset, numbers)
     if show:
         from shards.describe import summarize
@@ -109,6 +145,25 @@ def _dataset(names: list[str], **options: Any) -> StreamingDataset:
         where: dict[str, Any] = {"remote": place} if is_place else {"dataset": place}
         streams.append(Stream(**where, **weights, config=config.path))
     return StreamingDataset(streams=streams, **options)
+
+
+def _arguments(texts: list[str]) -> dict[str, Any]:
+    """Arguments of a dataset's order, of NAME=VALUE; the value is JSON, or a word."""
+    from datasync.errors import UsageError
+
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or name not in _ORDER:
+            raise UsageError(
+                f"--argument {text!r} is no argument of the order",
+                mend=f"NAME=VALUE with {', '.join(_ORDER)}",
+            )
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
 
 
 def _weight(name: str) -> tuple[str, float | None]:

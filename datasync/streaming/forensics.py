@@ -6,6 +6,7 @@ index until a sample is to be shown.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from datasync.errors import UsageError
 from datasync.streaming.arguments import OUR_ALGORITHM
 from datasync.streaming.epoch import EpochOrder
 from datasync.streaming.permute import Ints
+from datasync.streaming.world import World
 
 if TYPE_CHECKING:
     from datasync.streaming.dataset import StreamingDataset
@@ -27,6 +29,7 @@ def batch_samples(
     step: int,
     rank: int | None = None,
     ranks: int = 1,
+    ranks_per_node: int | None = None,
     start: int = 0,
 ) -> Ints:
     """Numbers in the dataset of the samples of a batch, in the order of the batch.
@@ -37,33 +40,56 @@ def batch_samples(
         step (int): The batch, counted from `start`.
         rank (int | None): Whose piece. Default: ``None``, every rank's, one after another.
         ranks (int): Of how many.
+        ranks_per_node (int | None): How many of them were on a node; only MosaicML's order depends on it.
+            Default: all.
         start (int): The sample at which the run entered the epoch. Default: ``0``.
 
     Raises:
-        UsageError: There is no such batch or rank, or the order is MosaicML's.
+        UsageError: There is no such batch or rank.
     """
-    if dataset.shuffle_algo != OUR_ALGORITHM:
-        raise UsageError(
-            f"batches of shuffle_algo {dataset.shuffle_algo!r} are not traced",
-            mend="ask MosaicML Streaming, or add sample_ids=True to the run",
-        )
     if rank is not None and not 0 <= rank < ranks:
         raise UsageError(f"there is no rank {rank} among {ranks}", mend=f"ranks go from 0 to {ranks - 1}")
+    which = range(ranks) if rank is None else [rank]
+    if dataset.shuffle_algo != OUR_ALGORITHM:
+        return _their_samples(dataset, epoch, step, which, ranks, ranks_per_node or ranks, start)
     settings = dataset.epoch_order(epoch).settings
     order = EpochOrder(replace(settings, device_batch=max(1, settings.global_batch // ranks)), epoch)
-    steps = order.steps(start)
-    if not 0 <= step < steps:
-        raise UsageError(
-            f"epoch {epoch} has {steps} batches from sample {start} on, there is no batch {step}",
-            mend="give a smaller step, or another epoch",
-        )
-    which = range(ranks) if rank is None else [rank]
+    _check_step(step, order.steps(start), epoch, start)
     if step < order.full_steps(start):
         begin = np.array([start + step * settings.global_batch])
         pieces = [order.pieces(begin, rank=r, ranks=ranks)[0] for r in which]
     else:
         pieces = [order.tail(start, rank=r, ranks=ranks)[0] for r in which]
     return dataset.catalog.number(*order.locate(np.concatenate(pieces)))
+
+
+def _their_samples(
+    dataset: StreamingDataset,
+    epoch: int,
+    step: int,
+    which: Iterable[int],
+    ranks: int,
+    ranks_per_node: int,
+    start: int,
+) -> Ints:
+    """The same in MosaicML's order."""
+    from datasync.streaming.mosaic import rank_batch
+
+    pieces = []
+    for rank in which:
+        world = World(rank=rank, ranks=ranks, ranks_per_node=ranks_per_node)
+        piece, steps = rank_batch(dataset, world, epoch=epoch, step=step, start=start)
+        _check_step(step, steps, epoch, start)
+        pieces.append(piece)
+    return np.concatenate(pieces)
+
+
+def _check_step(step: int, steps: int, epoch: int, start: int) -> None:
+    if not 0 <= step < steps:
+        raise UsageError(
+            f"epoch {epoch} has {steps} batches from sample {start} on, there is no batch {step}",
+            mend="give a smaller step, or another epoch",
+        )
 
 
 def batch_places(dataset: StreamingDataset, samples: Ints) -> list[dict[str, Any]]:

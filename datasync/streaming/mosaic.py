@@ -29,14 +29,13 @@ log = logging.getLogger("datasync.streaming")
 _MANY_NODES = ("py1s", "py2s")
 
 
-def canonical_nodes(dataset: StreamingDataset) -> int:
+def canonical_nodes(dataset: StreamingDataset, world: World) -> int:
     """Canonical nodes as that library chooses them: of a loaded state, as asked for, or by nodes."""
     if dataset.loaded_lanes:
         return dataset.loaded_lanes
     if dataset.num_canonical_nodes is not None:
         return dataset.num_canonical_nodes
-    nodes = dataset.world.nodes
-    return 64 * nodes if dataset.shuffle_algo in _MANY_NODES else nodes
+    return 64 * world.nodes if dataset.shuffle_algo in _MANY_NODES else world.nodes
 
 
 def worker_samples(dataset: StreamingDataset, world: World, epoch: int, offset: int) -> Ints:
@@ -46,7 +45,7 @@ def worker_samples(dataset: StreamingDataset, world: World, epoch: int, offset: 
         UsageError: MosaicML Streaming is not installed, or its functions refuse the arguments.
     """
     generate_work, their_dataset, their_world = _import()
-    facade = _facade(dataset, their_dataset)
+    facade = _facade(dataset, their_dataset, world)
     place = their_world(
         world.nodes, world.ranks_per_node, world.workers, world.rank * world.workers + world.worker
     )
@@ -60,13 +59,22 @@ def worker_samples(dataset: StreamingDataset, world: World, epoch: int, offset: 
     return np.asarray(samples[samples >= 0], dtype=np.int64)
 
 
-def _facade(dataset: StreamingDataset, their_dataset: Any) -> Any:
+def rank_batch(
+    dataset: StreamingDataset, world: World, *, epoch: int, step: int, start: int
+) -> tuple[Ints, int]:
+    """Numbers in the dataset of the samples of a rank's batch, and how many batches the rank has."""
+    samples = worker_samples(dataset, world, epoch, start)
+    size = (dataset.global_batch or 1) // world.ranks
+    return samples[step * size : (step + 1) * size], -(-len(samples) // size)
+
+
+def _facade(dataset: StreamingDataset, their_dataset: Any, world: World) -> Any:
     """What their functions read of a dataset."""
-    nodes = canonical_nodes(dataset)
+    nodes = canonical_nodes(dataset, world)
     bounds = np.cumsum(dataset.samples_per_shard)
     facade = types.SimpleNamespace(
         num_canonical_nodes=nodes,
-        batch_size=dataset.rank_batch_size,
+        batch_size=(dataset.global_batch or 1) // world.ranks,
         epoch_size=dataset.epoch_size,
         partition_algo=dataset.partition_algo,
         initial_physical_nodes=dataset.loaded_nodes or None,

@@ -196,7 +196,7 @@ class Resumable:
             return self.lanes
         from datasync.streaming.mosaic import canonical_nodes
 
-        return canonical_nodes(cast("StreamingDataset", self))
+        return canonical_nodes(cast("StreamingDataset", self), self._world)
 
     def _fingerprint(self) -> Fingerprint:
         chosen = [stream.choose for stream in self.streams]

@@ -41,6 +41,51 @@ def test_batches_are_traced_to_the_samples_that_they_had(remote, tmp_path, monke
         batch_samples(alone, epoch=1, step=0, rank=2, ranks=2)
 
 
+@pytest.mark.parametrize("algorithm", ["py1e", "py2s"])
+def test_batches_in_mosaicmls_order_are_traced_too(remote, tmp_path, monkeypatch, algorithm):
+    pytest.importorskip("streaming", reason="MosaicML Streaming is not installed")
+    options = {"remote": remote, "local": str(tmp_path / "c"), "shuffle": True, "shuffle_algo": algorithm}
+    seen = []
+    for rank in range(4):
+        as_rank(monkeypatch, rank, 4, per_node=2)
+        made = StreamingDataset(batch_size=8, sample_ids=True, **options)
+        made.next_epoch = 1
+        loader = StreamingDataLoader(made, num_workers=2 if rank == 3 else 0)
+        seen.append([batch["sample_id"].tolist() for batch in loader])
+    for variable in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(variable)
+    alone = StreamingDataset(batch_size=32, **options)
+    for step in (0, 3, 9):
+        for rank in range(4):
+            where = {"epoch": 1, "step": step, "rank": rank, "ranks": 4, "ranks_per_node": 2}
+            assert batch_samples(alone, **where).tolist() == seen[rank][step]
+    with pytest.raises(UsageError, match="no batch 10"):
+        batch_samples(alone, epoch=1, step=10, ranks=4)
+    options = ["--epoch", "1", "--step", "3", "--batch-size", "32", "--ranks", "4", "--ranks-per-node", "2"]
+    done = command(remote, *options, "--argument", f"shuffle_algo={algorithm}", "--json", cache=tmp_path)
+    assert [row["sample_id"] for row in json.loads(done.stdout)] == [n for rank in seen for n in rank[3]]
+
+
+def test_other_arguments_of_the_run_can_be_named(remote, tmp_path):
+    made = StreamingDataset(
+        remote=remote,
+        local=str(tmp_path / "c"),
+        batch_size=8,
+        shuffle=True,
+        shuffle_block_size=50,
+        epoch_size=80,
+        sampling_method="fixed",
+    )
+    batches = [ids(batch) for batch in StreamingDataLoader(made)]
+    options = [remote, "--step", "5", "--batch-size", "8", "--epoch-size", "80", "--json"]
+    more = ["--argument", "shuffle_block_size=50", "--argument", "sampling_method=fixed"]
+    done = command(*options, *more, cache=tmp_path)
+    assert [row["sample_id"] for row in json.loads(done.stdout)] == batches[5]
+    refused = command(*options, "--argument", "weather=fine", cache=tmp_path)
+    assert refused.returncode == 2
+    assert "no argument of the order" in refused.stderr
+
+
 def command(*arguments, cache):
     return subprocess.run(
         [sys.executable, "-m", "datasync.cli", "sample", *arguments],
