@@ -216,7 +216,8 @@ class StreamingDataset(Resumable, Array, IterableDataset[dict[str, Any]]):
         self._read = [0]  # samples of this process's last pass
         self._passes = 0  # of this process as a DataLoader worker
         if self.global_batch is not None and self.shuffle_algo == arguments.OUR_ALGORITHM:
-            self.epoch_order(0)  # what cannot be batched is refused here, not in a worker
+            # What cannot be batched is refused here, not in a worker.
+            self.epoch_order(0).check_tail(0, ranks=self._world.ranks)
         self._agreed = self._agree()
 
     # What there is
@@ -390,7 +391,9 @@ class StreamingDataset(Resumable, Array, IterableDataset[dict[str, Any]]):
         """The batches of this worker in an epoch that is entered at sample `offset`."""
         world = self._world.with_workers()
         if self.shuffle_algo == arguments.OUR_ALGORITHM:
-            return LanePlan(self.epoch_order(epoch), offset, world, self.epoch_order(epoch + 1))
+            order = self.epoch_order(epoch)
+            order.check_tail(offset, ranks=world.ranks)
+            return LanePlan(order, offset, world, self.epoch_order(epoch + 1))
         from datasync.streaming.mosaic import worker_samples
 
         samples = worker_samples(self, world, epoch, offset)

@@ -28,7 +28,7 @@ Mask = np.ndarray[tuple[int], np.dtype[np.bool_]]
 TAILS = {
     "pad": "a short last batch, in which ranks repeat samples so that all have equally many",
     "drop": "no short last batch",
-    "uneven": "a short last batch, every sample once: ranks' sizes differ by one, none is empty",
+    "uneven": "a short last batch, every sample once: ranks' sizes differ by one; refused if one had none",
     "mask": "as pad, with a column `mask` that is False for repeats: for exact evaluation",
 }
 
@@ -137,10 +137,27 @@ class EpochOrder:
             low, high = piece_bounds(rest, rank, ranks)
         mine = numbers[low:high]
         if self.settings.tail == "uneven":
-            size = max(1, len(mine))
+            size = len(mine)
         source = mine if len(mine) else numbers[np.arange(size) % rest]
         padded = source[np.arange(size) % len(source)]
         return padded, np.arange(size) < len(mine)
+
+    def check_tail(self, start: int, *, ranks: int) -> None:
+        """Refuse a short last batch in which a rank would have no sample, where it may not repeat one.
+
+        Raises:
+            UsageError: There is such a batch in a run that begins at `start`.
+        """
+        rest = max(self.samples - start, 0) % self.settings.global_batch
+        least = ranks
+        if self.settings.method == "device_per_stream":
+            least = (ranks - 1) * self.settings.device_batch + 1
+        if self.settings.tail == "uneven" and 0 < rest < least:
+            raise UsageError(
+                f"the last batch of the epoch has {rest} samples for {ranks} ranks, and with tail='uneven' "
+                "a rank that has none would be a step short",
+                mend="use tail='mask', which says what is repeated, or tail='drop'; or another epoch_size",
+            )
 
     def ahead(self, start: int, stop: int, *, rank: int, ranks: int) -> list[tuple[int, int]]:
         """(stream, shard) that a rank needs for numbers `start` to `stop`, about in order of first use."""

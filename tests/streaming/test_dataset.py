@@ -302,6 +302,26 @@ def test_every_rank_has_equally_many_steps(remote, local, monkeypatch, ranks):
             assert len(seen) == len(set(seen)) == 500 // (8 * ranks) * 8 * ranks
 
 
+def test_a_tail_that_would_leave_a_rank_without_a_sample_is_no_uneven_one(remote, local, monkeypatch):
+    """500 samples in global batches of 12 leave 8, 25 of them leave 1."""
+
+    def build(**options):
+        return StreamingDataset(remote=remote, local=local, tail="uneven", **options)
+
+    as_rank(monkeypatch, 3, 4)
+    for options in ({"epoch_size": 25}, {"epoch_size": 3}, {"batching_method": "device_per_stream"}):
+        with pytest.raises(UsageError, match=r"for 4 ranks.*\n?.*tail='mask'"):
+            build(global_batch_size=12, **options)
+    assert len(list(StreamingDataLoader(build(global_batch_size=12)))) == 42
+    # 500 samples leave 6 of 26, but behind the first 108 there are only 2 left.
+    saved = build(global_batch_size=12)
+    next(iter(saved))
+    resumed = build(global_batch_size=26, uneven=True)
+    resumed.load_state_dict(saved.state_dict(108))
+    with pytest.raises(UsageError, match="has 2 samples for 4 ranks"):
+        iter(resumed)
+
+
 def test_ranks_that_do_not_divide_the_batch_need_uneven(remote, local, monkeypatch):
     as_rank(monkeypatch, 1, 3)
     with pytest.raises(UsageError, match="divided equally among 3 ranks"):
