@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -35,8 +35,8 @@ from datasync.replicate.layout import (
     origin_key,
 )
 from datasync.replicate.limits import identity
-from datasync.replicate.manifests import ManifestFile
-from datasync.replicate.named import named
+from datasync.replicate.manifests import ManifestFile, StoredFile
+from datasync.replicate.named import OtherForm, named, named_whole
 from datasync.replicate.plan import beside, empty, schema
 from datasync.replicate.retry import RETRY_SECONDS, retrying
 from datasync.storage.base import TIME_TAG, ObjectInfo, Store
@@ -46,8 +46,6 @@ from shards.manifest import schema as manifest_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from shards.index import Index
 
 DATASET, MDS, TREE = "dataset", "mds", "tree"
 _CHANGED = "|changed:"
@@ -64,7 +62,8 @@ class Catalog:
         store (Store): Its root.
         table (pa.Table): Its objects, columns of `plan.schema`; empty for a dataset, whose manifest has them.
         counts (Counts | None): Of a dataset.
-        index (bytes | None): The index, for the first two kinds.
+        index (StoredFile | None): The index, for the first two kinds.
+        index_sha256 (str | None): Its SHA-256 in hex.
         index_info (ObjectInfo | None): How the store describes it.
         manifest (ManifestFile | None): The manifest's file, where all digests are known.
         version (str | None): The manifest's version, where all digests are known.
@@ -77,7 +76,8 @@ class Catalog:
     store: Store
     table: pa.Table
     counts: Counts | None = None
-    index: bytes | None = None
+    index: StoredFile | None = None
+    index_sha256: str | None = None
     index_info: ObjectInfo | None = None
     manifest: ManifestFile | None = None
     version: str | None = None
@@ -147,34 +147,38 @@ def describe(
         info = retrying(lambda: store.stat(INDEX), seconds=retry_seconds)
     except NotFoundError:
         return _tree(store, name, retry_seconds)
-    data = retrying(lambda: store.read(INDEX, etag=info.etag), seconds=retry_seconds)
-    where = f"{store.url}/{INDEX}"
-    found = named(data, where)
+    index = StoredFile.open(store, INDEX, info=info, retry_seconds=retry_seconds).spooled()
+    found = named(index)
     if found is None:
         return _tree(store, name, retry_seconds)
-    top, files = found
-    extra = top.get("datasync", {})
+    extra = found.top.get("datasync", {})
     if "manifest" in extra and "version" in extra:
-        if files is None:
-            raise FormatError(f"{where} has an entry without a SHA-256", mend="write the dataset again")
-        return _dataset(store, name, data, info, str(extra["version"]), files, retry_seconds)
-    from shards.index import Index
-
-    return _mds(store, name, data, info, Index.parse(data, where=where))
+        version = str(extra["version"])
+        try:
+            catalog = _dataset(store, name, index, version, found.files, retry_seconds)
+        except OtherForm:
+            whole = named_whole(index)
+            files = None if whole is None else whole.files
+            catalog = _dataset(store, name, index, version, files, retry_seconds)
+    else:
+        catalog = _mds(store, name, index)
+    catalog.index_info, catalog.index_sha256 = info, index.sha256()
+    return catalog
 
 
 def _dataset(
     store: Store,
     name: str,
-    data: bytes,
-    info: ObjectInfo,
+    index: StoredFile,
     version: str,
-    files: pa.Table,
+    files: Iterable[pa.RecordBatch] | None,
     retry_seconds: float,
 ) -> Catalog:
     """A dataset by its manifest, which is read once here: its version, its keys, and what the index names."""
     import pyarrow.compute as pc
 
+    if files is None:
+        raise FormatError(f"{index.where} has an entry without a SHA-256", mend="write the dataset again")
     try:
         manifest = ManifestFile.open(store, manifest_key(version), retry_seconds=retry_seconds)
     except NotFoundError:
@@ -183,7 +187,7 @@ def _dataset(
             mend="finish the run that writes this dataset, or copy from another cluster (--from)",
         ) from None
     digest, counts, unproven = hashlib.sha256(), Counts(0, 0, 0), None
-    for batch, shards in beside(manifest.batches(), files.to_batches()):
+    for batch, shards in beside(manifest.batches(), files):
         fold(digest, batch)
         _check_keys(batch, store.url)
         unproven = unproven or _unproven(batch, shards)
@@ -208,8 +212,7 @@ def _dataset(
         store=store,
         table=empty(),
         counts=counts,
-        index=data,
-        index_info=info,
+        index=index,
         manifest=manifest,
         version=version,
     )
@@ -231,8 +234,11 @@ def _unproven(batch: pa.RecordBatch, shards: pa.Table) -> str | None:
     return str(shards["key"].filter(pc.invert(good))[0].as_py())
 
 
-def _mds(store: Store, name: str, data: bytes, info: ObjectInfo, index: Index) -> Catalog:
+def _mds(store: Store, name: str, text: StoredFile) -> Catalog:
     """An MDS dataset without a manifest of ours: its index says what there is."""
+    from shards.index import Index
+
+    index = Index.parse(bytes(text.content()), where=text.where)
     rows: dict[str, tuple[int, str | None, int]] = {}
     hashes: dict[str, Mapping[str, str]] = {}
     for shard in index.shards:
@@ -267,8 +273,7 @@ def _mds(store: Store, name: str, data: bytes, info: ObjectInfo, index: Index) -
         kind=MDS,
         store=store,
         table=table,
-        index=data,
-        index_info=info,
+        index=text,
         told=all(rows[key][1] is not None or key in hashes for key in keys),
         hashes=hashes,
     )

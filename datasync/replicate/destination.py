@@ -9,7 +9,6 @@ A reader at any instant sees the old index and everything it names, or the new o
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import socket
@@ -33,6 +32,7 @@ from datasync.replicate.lane import Lane
 from datasync.replicate.layout import (
     INDEX,
     LEFTOVERS,
+    MANIFESTS,
     adopted_key,
     damage_key,
     is_internal,
@@ -41,7 +41,7 @@ from datasync.replicate.layout import (
 )
 from datasync.replicate.lease import TTL_SECONDS, Lease
 from datasync.replicate.limits import endpoint_of
-from datasync.replicate.manifests import ManifestFile
+from datasync.replicate.manifests import ManifestFile, StoredFile
 from datasync.replicate.plan import Plan, compare, conflicts, in_place, items
 from datasync.replicate.retry import RETRY_SECONDS, retrying
 from datasync.storage.base import ObjectInfo, Store
@@ -244,8 +244,9 @@ def _sweep_uploads(destination: Destination, catalog: Catalog) -> None:
         begun = recorded.get(upload_id)
         item = wanted.get(info.key)
         if begun is None:
+            killed = info.key == INDEX or info.key.startswith(MANIFESTS)  # we hold the lease: nobody's now
             old_probe = is_internal(info.key) and time.time() - (info.started or 0) > _PROBE_SECONDS
-            if info.key not in ours and not old_probe:
+            if info.key not in ours and not killed and not old_probe:
                 continue  # somebody else's, for all we know
             # Killed between the beginning of the upload and its record: its parts are compared by their tags.
             begun = Begun(
@@ -340,7 +341,7 @@ def publish(
         put(adopted_key(version), json.dumps(sorted(adopted), ensure_ascii=False).encode())
     if signature is not None:
         put(*signature)
-    index = None if catalog.index is None else _publish_index(destination, catalog.index)
+    index = None if catalog.index is None else _publish_index(destination, catalog)
     delete = list(delete)
     if delete:
         retrying(lambda: store.delete(delete), seconds=lane.retry_seconds)
@@ -353,26 +354,30 @@ def publish(
     return receipt
 
 
-def _publish_index(destination: Destination, data: bytes) -> ObjectInfo:
+def _publish_index(destination: Destination, catalog: Catalog) -> ObjectInfo:
     """Put the index in place of the one that was there when the lease was taken."""
-    store, old = destination.store, destination.index
+    store, old, index = destination.store, destination.index, catalog.index
+    assert index is not None
     retry = destination.lane.retry_seconds
     abilities = store.abilities()
-    if (
-        old is not None
-        and old.bytes == len(data)
-        and retrying(lambda: store.read(INDEX), seconds=retry) == data
-    ):
+
+    def is_it(info: ObjectInfo) -> bool:
+        if info.bytes != index.bytes:
+            return False
+        there = StoredFile.open(store, INDEX, info=info, retry_seconds=retry)
+        return there.sha256() == catalog.index_sha256
+
+    if old is not None and is_it(old):
         return old
     try:
         if old is None and abilities.if_absent:
-            return retrying(lambda: store.write(INDEX, data, if_absent=True), seconds=retry)
+            return retrying(lambda: index.write_to(store, INDEX, if_absent=True), seconds=retry)
         if old is not None and abilities.if_match:
-            return retrying(lambda: store.write(INDEX, data, if_match=old.etag), seconds=retry)
+            return retrying(lambda: index.write_to(store, INDEX, if_match=old.etag), seconds=retry)
     except ConflictError:
         # A write whose answer was lost has happened; anything else is somebody else's.
         now = _stat(store, INDEX)
-        if now is not None and retrying(lambda: store.read(INDEX), seconds=retry) == data:
+        if now is not None and is_it(now):
             return now
         raise ConflictError(
             f"{store.url}/{INDEX} was changed by somebody else during this run; it was left as it is",
@@ -384,7 +389,7 @@ def _publish_index(destination: Destination, data: bytes) -> ObjectInfo:
             f"{store.url}/{INDEX} was changed by somebody else during this run; it was left as it is",
             mend="find out who writes there; then run again",
         )
-    return retrying(lambda: store.write(INDEX, data), seconds=retry)
+    return retrying(lambda: index.write_to(store, INDEX), seconds=retry)
 
 
 def _adopted(destination: Destination, catalog: Catalog) -> set[str]:
@@ -472,7 +477,7 @@ def _receipt(
         index_here = {
             "tag": tag_of(destination.store, index),
             "bytes": index.bytes,
-            "sha256": hashlib.sha256(catalog.index).hexdigest(),
+            "sha256": catalog.index_sha256,
         }
     return Receipt(
         name=catalog.name,

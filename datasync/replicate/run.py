@@ -286,9 +286,9 @@ class _Run:
                 self.source, self.name, as_tree=options.as_tree, retry_seconds=options.retry_seconds
             )
         if self.options.require_signature is not None:
-            from datasync.ops.signatures import check_signature
+            from datasync.ops.signatures import check_digest
 
-            self.signature = check_signature(self.source, catalog.index, self.options.require_signature)
+            self.signature = check_digest(self.source, catalog.index_sha256, self.options.require_signature)
         if catalog.kind == TREE:
             self._check_apart()
         if self.options.dry_run:

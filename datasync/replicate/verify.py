@@ -188,8 +188,8 @@ def expected(store: Store, name: str, receipt: Receipt | None) -> tuple[pa.Table
 
 def _index_version(catalog: Catalog) -> str:
     """A name for a version whose digests are not all known: that of its index."""
-    assert catalog.index is not None
-    return hashlib.sha256(catalog.index).hexdigest()
+    assert catalog.index_sha256 is not None
+    return catalog.index_sha256
 
 
 class _Scrub:

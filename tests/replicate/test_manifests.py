@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import pytest
 
 from datasync.errors import ConflictError, FormatError, NotFoundError
 from datasync.ops import receipts
 from datasync.replicate import manifests, replicate
-from datasync.replicate.manifests import ManifestFile
+from datasync.replicate.layout import INDEX
+from datasync.replicate.manifests import ManifestFile, StoredFile
 from datasync.storage.local import LocalStore
 from shards.manifest import Manifest, ManifestEntry, manifest_key
 from tests.replicate.kit import QUICK, Spy, data_of, make_dataset
@@ -68,3 +71,45 @@ def test_a_dataset_is_replicated_and_the_next_version_too(tmp_path):
     (outcome,) = replicate(source, {"b": b}, name="x", options=QUICK)
     assert outcome.tally.copied == 2
     assert data_of(b) == data_of(source)
+
+
+def test_an_index_that_is_replaced_during_the_run_is_published_as_it_was_read(tmp_path):
+    source, b = Spy(LocalStore(tmp_path / "a")), LocalStore(tmp_path / "b")
+    make_dataset(source, count=5)
+    before = source.inner.read(INDEX)
+
+    def replace(operation: str, key: str) -> None:
+        if operation == "read" and key.startswith("shards/"):
+            source.inner.write(INDEX, b"{}" * 1000)
+
+    source.before = replace
+    (outcome,) = replicate(source, {"b": b}, name="x", options=QUICK)
+    assert outcome.error is None
+    assert source.inner.read(INDEX) != before
+    assert b.read(INDEX) == before
+    assert receipts.read(b).index["sha256"] == hashlib.sha256(before).hexdigest()
+
+
+def test_without_room_for_a_copy_the_index_is_read_where_it_lies(tmp_path, monkeypatch):
+    source, b = LocalStore(tmp_path / "a"), LocalStore(tmp_path / "b")
+    make_dataset(source, count=5)
+    file = StoredFile.open(source, INDEX)
+    full = open("/dev/full", "wb", buffering=0)  # noqa: SIM115  # closed by what is tested
+    monkeypatch.setattr(manifests.tempfile, "TemporaryFile", lambda **options: full)
+    kept = file.spooled()
+    assert kept.spool is None
+    assert kept.sha256() == hashlib.sha256(source.read(INDEX)).hexdigest()
+    kept.write_to(b, "copy")
+    assert b.read("copy") == source.read(INDEX)
+
+
+def test_an_upload_of_an_index_that_a_killed_run_left_is_aborted(tmp_path):
+    source, b = LocalStore(tmp_path / "a"), LocalStore(tmp_path / "b")
+    make_dataset(source, count=2)
+    for key in (INDEX, manifest_key("0" * 64)):
+        b.begin(key, bytes=1000).put(1, b"x" * 1000)
+    assert len(list(b.uploads())) == 2
+    (outcome,) = replicate(source, {"b": b}, name="x", options=QUICK)
+    assert outcome.error is None
+    assert list(b.uploads()) == []
+    assert b.read(INDEX) == source.read(INDEX)

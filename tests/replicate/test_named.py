@@ -9,8 +9,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from datasync.errors import FormatError
-from datasync.replicate.named import _by_line, named
+from datasync.replicate.manifests import StoredFile
+from datasync.replicate.named import OtherForm, _Lines, named, named_whole
 from shards.index import FileInfo, Index, ShardInfo
+
+
+def stored(data: bytes) -> StoredFile:
+    return StoredFile(where="here", bytes=len(data), data=data)
+
+
+def columns(batches) -> list[list]:
+    """Key, bytes and sha256 of all batches."""
+    rows = list(batches)
+    return [
+        [value for batch in rows for value in batch[name].to_pylist()] for name in ("key", "bytes", "sha256")
+    ]
+
+
+def is_read_by_line(data: bytes) -> bool:
+    lines = _Lines.of(stored(data))
+    try:
+        return lines is not None and bool(list(lines.blocks()))
+    except OtherForm:
+        return False
+
 
 EXTRA = {"version": "0" * 64, "manifest": "_datasync/manifests/x.parquet"}
 
@@ -46,25 +68,34 @@ def test_both_ways_read_the_same(infos, indented):
     data = Index(infos, EXTRA).dumps()
     if indented:
         data = json.dumps(json.loads(data), indent=1).encode()
-    top, table = named(data, "here")
-    assert top == {"datasync": EXTRA, "version": 2}
+    result = named_whole(stored(data))
+    assert result.top == {"datasync": EXTRA, "version": 2}
     wanted = sorted(
         (info.stored.basename.encode(), info.stored.bytes, bytes.fromhex(info.stored.hashes["sha256"]))
         for info in infos
     )
-    found = [table[name].to_pylist() for name in ("key", "bytes", "sha256")]
+    found = columns(result.files)
     assert sorted(zip([key.encode() for key in found[0]], found[1], found[2], strict=True)) == wanted
     assert found[0] == sorted(found[0], key=str.encode)
+    walked = named(stored(data))
+    assert walked.top == result.top
+    try:
+        assert columns(walked.files) == found
+    except OtherForm:  # not sorted, or a name with escapes: it cannot be walked beside a manifest
+        names = [info.stored.basename.encode() for info in infos]
+        assert names != sorted(names) or not is_read_by_line(data)
 
 
 def test_our_own_text_is_read_by_line_whatever_its_length(monkeypatch):
     monkeypatch.setattr("datasync.replicate.named._BLOCK_BYTES", 2000)
     infos = [shard(f"shards/{n:05d}.mds", n, f"{n:064x}", bool(n % 2)) for n in range(100)]
     data = Index(infos, EXTRA).dumps()
-    top, table = _by_line(data)
-    assert top["datasync"] == EXTRA
-    assert table["key"].to_pylist() == [info.stored.basename for info in infos]
-    assert table["bytes"].to_pylist() == list(range(100))
+    assert is_read_by_line(data)
+    found = named(stored(data))
+    assert found.top["datasync"] == EXTRA
+    batches = list(found.files)
+    assert len(batches) > 10
+    assert columns(batches)[:2] == [[info.stored.basename for info in infos], list(range(100))]
 
 
 @pytest.mark.parametrize(
@@ -81,17 +112,17 @@ def test_our_own_text_is_read_by_line_whatever_its_length(monkeypatch):
 def test_a_line_that_is_not_quite_ours_is_left_to_json(old, new):
     infos = [shard(f"s{n}", n, f"{n:064x}", False) for n in range(3)]
     text = Index(infos, EXTRA).dumps().decode()
-    assert _by_line(text.encode()) is not None
+    assert is_read_by_line(text.encode())
     changed = text.replace(old, new, 1) if old in text else text.replace("null},\n", "null}\n,", 1)
     assert changed != text
-    assert _by_line(changed.encode()) is None
+    assert not is_read_by_line(changed.encode())
 
 
 def test_other_files_called_index_json_are_told_apart():
-    assert named(b"[1, 2]", "here") is None
-    assert named(b'{"pages": []}', "here") is None
-    top, table = named(b'{"shards": [{"raw_data": {"basename": "a", "bytes": 1, "hashes": {}}}]}', "here")
-    assert (top, table) == ({}, None)
+    assert named(stored(b"[1, 2]")) is None
+    assert named(stored(b'{"pages": []}')) is None
+    found = named(stored(b'{"shards": [{"raw_data": {"basename": "a", "bytes": 1, "hashes": {}}}]}'))
+    assert (found.top, found.files) == ({}, None)
     for bad in (b"{", b'{"shards": [], "version": 3}', b'{"shards": [{}]}', b'{"shards": [], "datasync": 1}'):
         with pytest.raises(FormatError, match="here"):
-            named(bad, "here")
+            named(stored(bad))
