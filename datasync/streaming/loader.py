@@ -81,8 +81,9 @@ class StreamingDataLoader(DataLoader[Any]):
         self._yielded = [0, 0]  # samples and batches, by the newest iterator
         self._serial = -1
         self._read: dict[int, int] = {}  # samples read by each worker of a dataset with its own `__iter__`
-        # Accelerate is not to divide among ranks what is divided already; it looks for this.
-        self._is_accelerate_prepared = True
+        # What Accelerate looks for: it is not to divide among ranks what is divided already, and to keep the
+        # loader's state with its own.
+        self._is_accelerate_prepared = self.use_stateful_dataloader = True
 
     def __repr__(self) -> str:
         size = "samples" if self.batch_size is None else f"batches of {self.batch_size:,}"

@@ -58,6 +58,24 @@ def test_a_stateful_dataloader_refuses_the_state_of_another_order(build):
         next(iter(other))
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_accelerate_keeps_the_position_with_its_own_state(build, tmp_path, workers):
+    accelerate = pytest.importorskip("accelerate", reason="Accelerate is not installed")
+
+    def prepared():
+        accelerator = accelerate.Accelerator(cpu=True)
+        return accelerator, accelerator.prepare(StreamingDataLoader(build(), num_workers=workers))
+
+    _, loader = prepared()
+    whole = [ids(batch) for _ in range(2) for batch in loader]
+    accelerator, loader = prepared()
+    got = [ids(batch) for _, batch in zip(range(17), loader, strict=False)]
+    accelerator.save_state(str(tmp_path / "state"))
+    accelerator, loader = prepared()
+    accelerator.load_state(str(tmp_path / "state"))
+    assert got + [ids(batch) for _ in range(2) for batch in loader] == whole
+
+
 SCRIPT = """
 import json, os, sys
 from datasync import StreamingDataLoader, StreamingDataset

@@ -387,3 +387,27 @@ def test_our_shuffle_mixes_at_least_as_well_as_py1e_holding_as_many_shards():
     assert mine.same_shard <= py1e.same_shard
     assert mine.neighbours <= py1e.neighbours
     assert mine.again <= py1e.again
+
+
+def test_groups_of_replicated_ranks_are_theirs():
+    """Their order depends on nodes, so groups have to be counted as nodes and ranks in their way."""
+    from streaming.base.world import World as TheirWorld
+
+    compared = 0
+    for nodes, per_node in ((1, 1), (1, 8), (2, 4), (4, 2), (3, 4), (4, 1), (2, 6)):
+        for replication in range(1, nodes * per_node + 1):
+            if nodes * per_node % replication:
+                continue
+            for rank in range(nodes * per_node):
+                ours = World(rank=rank, ranks=nodes * per_node, ranks_per_node=per_node).replicate(
+                    replication
+                )
+                theirs = TheirWorld(nodes, per_node, 1, rank).replicate(replication)
+                assert (ours.rank, ours.ranks, ours.nodes, ours.ranks_per_node) == (
+                    theirs.rank,
+                    theirs.num_ranks,
+                    theirs.num_nodes,
+                    theirs.ranks_per_node,
+                )
+                compared += 1
+    assert compared > 150
