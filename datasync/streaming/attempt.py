@@ -3,8 +3,8 @@
     store ─► digest of what was sent ─► decompress, bounded ─► digest of that ─► temporary file ─► place
                       └─► temporary file of the compressed form, where it is kept
 
-Everything flows in pieces of about 2 MiB, so an attempt holds a few MiB whatever the size of the shard. The
-bytes are checked as they pass and the file gets its name only when all of it was right (invariants 2 and 8).
+Everything flows in pieces of at most 512 KiB, so an attempt holds a few MiB whatever the size of the shard.
+They are checked as they pass, and the file gets its name only when all of it was right (invariants 2 and 8).
 
 An attempt runs on a thread of its own and reports to a queue: whoever waits can start a second one elsewhere,
 or give up on a connection that says nothing, without being stuck in its read.
@@ -17,6 +17,7 @@ import os
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import IO, cast
@@ -25,6 +26,7 @@ import zstandard
 
 from datasync.errors import CorruptError, StoreError, TransientError
 from datasync.storage.base import Buffer
+from datasync.streaming.buffers import Buffers
 from datasync.streaming.cache import Place
 from datasync.streaming.identity import Identity
 from datasync.streaming.replicas import Replica
@@ -33,7 +35,8 @@ from datasync.streaming.stamps import Item
 from shards.compression import Decompressor, parse
 from shards.digests import Digest, cheapest, check_size, compare
 
-_CHUNK = 2 << 20  # fewer, and threads wait for the GIL less often
+_CHUNK = 512 << 10  # of what is sent, read at a time
+_PIECE = 256 << 10  # decompressed, digested and written while the CPU still has it at hand
 _ALWAYS = "xxh3_64"  # recorded in the stamp even where the index has no digest, to adopt the file later
 
 
@@ -54,6 +57,10 @@ class Wanted:
     raw: Item
     compression: str | None
     keep: bool = False
+
+
+_buffers = Buffers()
+_decompressors: deque[zstandard.ZstdDecompressor] = deque(maxlen=8)
 
 
 class Cancelled(Exception):
@@ -243,13 +250,15 @@ def _pieces(source: _Source, compression: str | None, *, limit: int, where: str)
 
 
 def _zstd_pieces(source: _Source, *, limit: int, where: str) -> Iterator[memoryview]:
-    """zstd pulls: 2 MiB are asked for at a time, so a bomb yields no more than that beyond the limit."""
-    buffer = bytearray(_CHUNK)
-    view = memoryview(buffer)
+    """zstd pulls: a piece is asked for at a time, so a bomb yields no more than that beyond the limit."""
+    view = _buffers.take((_PIECE,)).data
     out = 0
     try:
         readable = cast(IO[bytes], source)  # it only ever calls read
-        with zstandard.ZstdDecompressor().stream_reader(readable, read_across_frames=True) as reader:
+        with (
+            _decompressor() as decompressor,
+            decompressor.stream_reader(readable, read_across_frames=True) as reader,
+        ):
             while count := reader.readinto(view):
                 out += count
                 if out > limit:
@@ -259,6 +268,19 @@ def _zstd_pieces(source: _Source, *, limit: int, where: str) -> Iterator[memoryv
         raise CorruptError(
             f"{where} is damaged: {error}", mend="fetch it again from a good replica (datasync repair)"
         ) from error
+
+
+@contextlib.contextmanager
+def _decompressor() -> Iterator[zstandard.ZstdDecompressor]:
+    """One that nobody uses now: its window, some megabytes, is used again."""
+    try:
+        decompressor = _decompressors.pop()
+    except IndexError:
+        decompressor = zstandard.ZstdDecompressor()
+    try:
+        yield decompressor
+    finally:
+        _decompressors.append(decompressor)
 
 
 def _write_all(fd: int, data: Buffer) -> None:

@@ -59,8 +59,8 @@ class StreamingDataset(Resumable, Array, IterableDataset[dict[str, Any]]):
             one.
         keep_zip (bool): Keep compressed files in the cache.
         epoch_size (int | str | None): Samples of an epoch, such as ``"64M"``.
-        predownload (int | None): Samples a worker fetches ahead. Default: until each lane's next block of
-            shards.
+        predownload (int | None): Samples a worker fetches ahead. Default: until the end of each lane's next
+            block of shards.
         cache_limit (int | str | None): Most bytes of the cache, such as ``"10gb"``.
         sampling_method (str): ``balanced`` or ``fixed``: which part of a stream an epoch uses.
         sampling_granularity (int): Samples taken from a shard at a time in a partial use.
@@ -419,11 +419,14 @@ class StreamingDataset(Resumable, Array, IterableDataset[dict[str, Any]]):
         return world if self.replication is None else world.replicate(self.replication)
 
     def lookahead(self) -> int:
-        """Samples of this rank to fetch ahead: as asked for, or about a block of every lane."""
+        """Samples of this rank to fetch ahead: as asked for, or about two blocks of every lane.
+
+        All lanes come to their next blocks at about the same time, and then need all of its shards.
+        """
         if self.predownload is not None:
             return self.predownload
         held = SHARDS_HELD * ceil(self.num_samples / max(1, self.num_shards))
-        return max(8 * self.rank_batch_size, held // self._world.ranks)
+        return max(8 * self.rank_batch_size, 2 * held // self._world.ranks)
 
     def _known_batch(self) -> int:
         if self.global_batch is None:
