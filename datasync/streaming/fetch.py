@@ -1,8 +1,7 @@
 """`ShardSource`: the shards of one stream, verified, from wherever they are.
 
     open(shard) ─► held open here? ─► trusted in the cache? ─► fetched by another thread, process or prefetch?
-                                                         └───► fetch it: lock, verify what lies there,
-                                                         download
+                                                         └───► brought there (`bring.py`)
 
 A shard that is returned is the one of the index, byte for byte (invariant 8), whatever failed on the way; if
 that cannot be had there is an error that names shard, replica and digests. `prefetch` tells what will be used
@@ -24,25 +23,20 @@ import os
 import threading
 import weakref
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from datasync.errors import CorruptError, NotFoundError, StoreError, UsageError
 from datasync.storage.base import Store
-from datasync.storage.local import LocalStore
-from datasync.streaming.attempt import Cancelled, Wanted, checks
-from datasync.streaming.cache import Cache, Place, is_read_only, too_small
-from datasync.streaming.download import Downloader, Watch
-from datasync.streaming.flight import Flight, Patience
+from datasync.streaming.attempt import Cancelled, Wanted
+from datasync.streaming.bring import Bringer, wanted_of
+from datasync.streaming.cache import Cache, is_read_only
+from datasync.streaming.flight import Patience
 from datasync.streaming.identity import Identity
 from datasync.streaming.indexes import index_key, load_index, read_local, within
-from datasync.streaming.memory import MemoryPlace
-from datasync.streaming.process import Process, RoomPatience
+from datasync.streaming.process import Process
 from datasync.streaming.replicas import Replica, Replicas
-from datasync.streaming.room import Need, NoRoom, is_full
-from datasync.streaming.stamps import Item
 from datasync.streaming.stats import Stats
 from shards.digests import check_algorithm
 from shards.index import BASENAME, Index, check_basename
@@ -264,7 +258,7 @@ class ShardSource:
                     where=own.cache.path(wanted.raw.name),
                 )
             try:
-                mapped = self._wait(own, shard, patience)
+                mapped = self._wait(own, shard, wanted, patience)
             except OSError as error:
                 if not is_read_only(error):
                     raise
@@ -274,7 +268,7 @@ class ShardSource:
             mend="raise cache_limit, or let fewer jobs share the folder",
         )
 
-    def _wait(self, own: Process, shard: int, patience: Patience) -> mmap.mmap | None:
+    def _wait(self, own: Process, shard: int, wanted: Wanted, patience: Patience) -> mmap.mmap | None:
         """Wait until the shard has been brought, by whoever; raises what stopped it.
 
         Gives the open file where it was brought for a reader.
@@ -282,7 +276,7 @@ class ShardSource:
         while True:
             flight, mine = own.flights.join(shard)
             if mine:
-                own.flights.start(flight, partial(self._bring, own, flight, urgent=True))
+                own.flights.start(flight, partial(self._bringer(own).bring, wanted, flight, urgent=True))
             patience.wait(flight)
             if flight.error is None:
                 # Taken out: frames of errors on the way may keep the flight, and with it the blocks on disk.
@@ -306,10 +300,8 @@ class ShardSource:
             error,
         )
         own.keep_few_open()
-        place = MemoryPlace(self.local)
-        self._downloader(own, place).fetch(replace(wanted, keep=False), Need(), Watch())
         return Shard(
-            place.taken(),
+            self._bringer(own).read_into_memory(wanted),
             self.index.shards[shard],
             allow_unsafe_types=self.allow_unsafe_types,
             where=f"{wanted.raw.name} (in memory)",
@@ -318,128 +310,30 @@ class ShardSource:
     # Bringing
 
     def _prefetch_one(self, own: Process, shard: int) -> None:
+        wanted = self._wanted(own, shard)
         flight, mine = own.flights.join(shard)
         if mine:
-            own.flights.run(flight, partial(self._bring, own, flight, urgent=False))
+            own.flights.run(flight, partial(self._bringer(own).bring, wanted, flight, urgent=False))
             if flight.error is not None:
                 raise flight.error
 
-    def _bring(self, own: Process, flight: Flight, *, urgent: bool) -> None:
-        """Have the shard in the cache, verified. Runs on a thread of this process.
-
-        Waits for room if `urgent`, else raises NoRoom.
-        """
-        wanted = self._wanted(own, flight.shard)
-        self._check_limit(wanted)
-        patience = RoomPatience(self.download_timeout, own.closing)
-        vanished = 0
-        while True:
-            plan = dict(own.plan)
-            need = Need(urgent=urgent, plan=plan, place=plan.get(wanted.raw.name, len(plan)))
-            try:
-                self._bring_once(own, wanted, need, flight)
-                return
-            except FileNotFoundError:
-                # Somebody removed the cache folder under us; it is made again.
-                vanished += 1
-                if vanished > _GONE_TRIES:
-                    raise
-            except (NoRoom, OSError) as error:
-                if isinstance(error, OSError) and not is_full(error):
-                    raise
-                if not urgent:
-                    raise NoRoom(str(error)) from error
-                own.release()
-                flight.watch.text = str(error)
-                if not isinstance(error, NoRoom) or error.written:
-                    with contextlib.suppress(NoRoom, FileNotFoundError):
-                        own.cache.room.make_room(wanted.raw.bytes, need)
-                patience.wait(error)
-
-    def _bring_once(self, own: Process, wanted: Wanted, need: Need, flight: Flight) -> None:
-        """Under the lock of this file: take what lies there, else decompress or download it."""
-        raw, watch = wanted.raw, flight.watch
-
-        def go_on(seconds: float) -> bool:
-            watch.text = f"another process that fetches it ({seconds:.0f} s)"
-            if own.closing.is_set():
-                raise Cancelled
-            return not own.cache.trusted(raw) and seconds < 2 * self.download_timeout
-
-        with own.cache.fetching(raw.name, wait=go_on):
-            if not (own.cache.trusted(raw) or own.cache.adopt(raw)):
-                self._place(own, wanted, need, watch)
-            if need.urgent:
-                flight.mapped = own.cache.open(raw)
-
-    def _place(self, own: Process, wanted: Wanted, need: Need, watch: Watch) -> None:
-        """Decompress the file that lies in the cache, or download it."""
-        if wanted.compression is not None and os.path.exists(own.cache.path(wanted.stored.name)):
-            if self._unpack(own, wanted, need, watch):
-                return
-        elif not self.replicas:
-            raise NotFoundError(
-                f"{own.cache.path(wanted.stored.name)} does not exist, and there is no remote",
-                mend="name a remote to fetch it from, or restore the file",
-            )
-        self._downloader(own, own.cache).fetch(wanted, need, watch)
-
-    def _unpack(self, own: Process, wanted: Wanted, need: Need, watch: Watch) -> bool:
-        """Decompress a compressed file that lies in the cache; False if it is bad and out of the way."""
-        aside = Stats()  # decompressing is no download
-        downloader = Downloader(
-            replicas=Replicas([LocalStore(self.local)], aside),
-            place=own.cache,
-            stats=aside,
-            retry=0,
-            timeout=self.download_timeout,
-            closing=own.closing,
-        )
-        try:
-            downloader.fetch(replace(wanted, keep=False), need, watch)
-        except CorruptError:
-            if not self.replicas:
-                raise
-            own.cache.quarantine(wanted.stored, {})
-            return False
-        return True
-
-    def _downloader(self, own: Process, place: Place) -> Downloader:
-        return Downloader(
-            replicas=own.replicas,
-            place=place,
+    def _bringer(self, own: Process) -> Bringer:
+        return Bringer(
+            own=own,
             stats=self.stats,
+            limit=self.cache_limit,
             retry=self.download_retry,
             timeout=self.download_timeout,
-            closing=own.closing,
-            identity=own.identity,
         )
-
-    # Descriptions
 
     def _wanted(self, own: Process, shard: int) -> Wanted:
         wanted = own.wanted.get(shard)
         if wanted is None:
-            info = self.index.shards[shard]
-            prefix = f"{self.split}/" if self.split else ""
-            origin = info.zip.hashes if info.zip is not None else {}
-            raw = Item(
-                name=prefix + info.raw.basename,
-                bytes=info.raw.bytes,
-                hashes=info.raw.hashes,
-                check=checks(info.raw.hashes, self.validate_hash),
-                origin=origin,
-            )
-            stored = raw
-            if info.zip is not None:
-                stored = Item(
-                    name=prefix + info.zip.basename,
-                    bytes=info.zip.bytes,
-                    hashes=origin,
-                    check=checks(origin, self.validate_hash),
-                )
-            wanted = Wanted(
-                key=stored.name, stored=stored, raw=raw, compression=info.compression, keep=self.keep_zip
+            wanted = wanted_of(
+                self.index.shards[shard],
+                prefix=f"{self.split}/" if self.split else "",
+                validate_hash=self.validate_hash,
+                keep=self.keep_zip,
             )
             if len(own.wanted) >= _DESCRIPTIONS:
                 own.wanted.clear()
@@ -457,11 +351,6 @@ class ShardSource:
                 f"{', '.join(sorted(offered)) or 'it has none'}",
                 mend="use one of those, or leave validate_hash out",
             )
-
-    def _check_limit(self, wanted: Wanted) -> None:
-        needed = wanted.raw.bytes + (wanted.stored.bytes if wanted.keep and wanted.compression else 0)
-        if self.replicas and self.cache_limit is not None and needed > self.cache_limit:
-            raise too_small(self.cache_limit, needed, wanted.stored.name)
 
     # The process
 
