@@ -251,6 +251,10 @@ class Config:
         """Where `dataset` lives at `cluster`."""
         return self.cluster(cluster).store().child(dataset)
 
+    def signed_by(self, dataset: str) -> str | None:
+        """The public key that must have signed the index of `dataset`; None where nothing is required."""
+        return self.datasets[dataset].require_signature if dataset in self.datasets else None
+
     def find_dataset(self, name: str) -> tuple[Cluster, ...]:
         """The clusters that hold a published `name`, in the order of the file.
 

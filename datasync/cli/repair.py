@@ -62,7 +62,14 @@ def repair(
                 else:
                     replicas = list(every_replica(config, name, {identity(store)}))
                 replicas = [replica for replica in replicas if identity(replica) != identity(store)]
-                result = fetch(store, replicas, name=name, stop=stop, quiet=quiet or json_output)
+                result = fetch(
+                    store,
+                    replicas,
+                    name=name,
+                    stop=stop,
+                    quiet=quiet or json_output,
+                    public=config.signed_by(name),
+                )
                 left += len(result.left)
                 documents.append(
                     {

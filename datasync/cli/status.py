@@ -27,7 +27,8 @@ def status(
       datasync status emoji --cluster cluster-b --json
 
     \b
-    Exit codes: 0 every cluster answered, 1 one could not be asked, 2 usage, 3 a copy is damaged.
+    Exit codes: 0 every cluster answered, 1 one could not be asked, 2 usage, 3 a copy is damaged or
+    unsigned.
     """
     import json
     import sys
@@ -35,7 +36,7 @@ def status(
 
     from datasync.cli import load_config
     from datasync.errors import UsageError
-    from datasync.ops.status import DAMAGED
+    from datasync.ops.judgement import DAMAGED, UNSIGNED
     from datasync.ops.status import status as look
     from datasync.ops.targets import split
 
@@ -55,7 +56,7 @@ def status(
         print("no dataset is configured, and none was found at any cluster")
     for name, why in silent.items():
         print(f"error: {name} could not be asked: {why}", file=sys.stderr)
-    damaged = [place for place in places if place.state == DAMAGED]
+    damaged = [place for place in places if place.state in (DAMAGED, UNSIGNED)]
     for place in damaged:
         if place.error:
             print(f"error: {place.dataset} at {place.cluster}: {place.error}", file=sys.stderr)

@@ -78,6 +78,7 @@ def verify(
                     stop=stop,
                     quiet=quiet or json_output,
                     on_finding=tell,
+                    public=config.signed_by(name),
                 )
                 reports.append(report)
                 if not json_output:

@@ -38,11 +38,19 @@ def wait(
     if version is not None and (len(version) < 4 or not set(version) <= set("0123456789abcdef")):
         raise UsageError(f"{version!r} is no version", mend="give at least 4 of its hexadecimal digits")
     seconds = duration(timeout, Place("--timeout")) if timeout is not None else None
-    name, place, store = locate(load_config(), name, cluster)
-    receipt = block(store, name=name, version=version, timeout=seconds, poll=duration(poll, Place("--poll")))
+    config = load_config()
+    name, place, store = locate(config, name, cluster)
+    receipt, why = block(
+        store,
+        name=name,
+        version=version,
+        timeout=seconds,
+        poll=duration(poll, Place("--poll")),
+        public=config.signed_by(name),
+    )
     if receipt is None:
         which = f"version {version} is not whole" if version else "nothing is whole"
-        print(f"error: {name}: {which} at {place} after {timeout}", file=sys.stderr)
+        print(f"error: {name}: {which} at {place} after {timeout}: {why}", file=sys.stderr)
         print("  mend: datasync status; then datasync replicate", file=sys.stderr)
         raise typer.Exit(1)
     if json_output:

@@ -7,10 +7,12 @@ knows which old versions there are this tool's own.
 
 from __future__ import annotations
 
+import hashlib
 from datetime import UTC, datetime
 
 from datasync.errors import NotFoundError
 from datasync.ops import receipts
+from datasync.ops.judgement import described
 from datasync.ops.receipts import Receipt
 from datasync.replicate.layout import INDEX
 from datasync.replicate.limits import endpoint_of
@@ -60,7 +62,7 @@ def receipt_of_home(store: Store, name: str) -> Receipt | None:
         samples=index.samples,
         source={"url": store.url, "endpoint": endpoint_of(store), "index": None},
         destination=store.url,
-        index=None,
+        index={**(described(store, info) or {}), "sha256": hashlib.sha256(data).hexdigest()},
         copied={"objects": 0, "bytes": 0},
         adopted=0,
         checked={},

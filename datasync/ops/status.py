@@ -6,16 +6,17 @@ The answers come from receipts: a few small reads for each copy, whatever its si
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from datasync.errors import CorruptError, DatasyncError, FormatError, NotFoundError, TransientError
 from datasync.ops import patience, published, receipts
+from datasync.ops.judgement import DAMAGED, UNSIGNED, fault, signature_fault
 from datasync.ops.patience import within
 from datasync.ops.receipts import Receipt
 from datasync.replicate.catalog import tag_of
@@ -28,12 +29,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-HOME, WHOLE, OUTDATED, PARTIAL, DAMAGED, ABSENT, FOREIGN, UNKNOWN = (
+HOME, WHOLE, OUTDATED, PARTIAL, ABSENT, FOREIGN, UNKNOWN = (
     "home",
     "whole",
     "outdated",
     "partial",
-    "damaged",
     "absent",
     "unproven",
     "unreachable",
@@ -50,13 +50,14 @@ class Place:
         dataset, cluster, url (str): Where.
         state (str): ``home`` (where it was sharded), ``whole``, ``outdated`` (whole, but the home has a newer
             version), ``partial`` (a first replication is under way or was stopped), ``damaged``,
-            ``unproven`` (an index without a receipt), ``absent`` or ``unreachable``.
+            ``unsigned`` (without the signature that is required), ``unproven`` (an index without a receipt),
+            ``absent`` or ``unreachable``.
         version (str | None): Of the copy.
         objects, bytes (int | None): Of the copy.
         age_seconds (float | None): Since its receipt.
         missing_bytes (int | None): Bytes that a replication would copy, as far as receipts tell.
         verified (dict | None): The last `verify`.
-        error (str | None): Why it is unreachable, or what there is damaged.
+        error (str | None): Why it is unreachable, damaged or unsigned.
     """
 
     dataset: str
@@ -165,6 +166,7 @@ def _place(
     silent: Mapping[str, str],
 ) -> Place:
     root = config.cluster(cluster).url
+    public = config.signed_by(name)
     blank = Place(dataset=name, cluster=cluster, url=f"{root.rstrip('/')}/{name}", state=ABSENT)
     if cluster in silent:
         return _with(blank, state=UNKNOWN, error=silent[cluster])
@@ -174,27 +176,32 @@ def _place(
         receipt = within(patience.ANSWER_SECONDS, lambda: receipts.read(store), where=store.url)
         if receipt is None:
             return _without_receipt(
-                store, blank, is_home=head is not None and identity(head[0]) == identity(store)
+                store, blank, public, is_home=head is not None and identity(head[0]) == identity(store)
             )
-        return _with_receipt(store, receipt, blank, head)
+        return _with_receipt(store, receipt, blank, head, public)
     except (FormatError, CorruptError) as error:
         return _with(blank, state=DAMAGED, error=error.message)
     except DatasyncError as error:
         return _with(blank, state=UNKNOWN, error=error.message)
 
 
-def _without_receipt(store: Store, blank: Place, *, is_home: bool) -> Place:
+def _without_receipt(store: Store, blank: Place, public: str | None, *, is_home: bool) -> Place:
     from datasync.replicate.catalog import describe
     from datasync.replicate.layout import JOURNAL
 
     if _stat(store, INDEX) is None:
         begun = any(True for _ in store.list(JOURNAL)) if _exists(store) else False
         return _with(blank, state=PARTIAL if begun else ABSENT)
-    catalog = describe(store, blank.dataset)
+    try:
+        catalog = describe(store, blank.dataset)
+    except NotFoundError as error:  # there is an index, so it is what that names
+        return _with(blank, state=DAMAGED, error=error.message)
     home = is_home or catalog.version in published.versions(store).get("", ())
+    why = None if public is None else signature_fault(store, catalog.index_sha256, public)
     return _with(
         blank,
-        state=HOME if home else FOREIGN,
+        state=UNSIGNED if why is not None else HOME if home else FOREIGN,
+        error=why,
         version=catalog.version,
         objects=catalog.objects,
         bytes=catalog.total_bytes,
@@ -202,14 +209,17 @@ def _without_receipt(store: Store, blank: Place, *, is_home: bool) -> Place:
 
 
 def _with_receipt(
-    store: Store, receipt: Receipt, blank: Place, head: tuple[Store, ObjectInfo] | None
+    store: Store,
+    receipt: Receipt,
+    blank: Place,
+    head: tuple[Store, ObjectInfo] | None,
+    public: str | None,
 ) -> Place:
     state, missing = WHOLE, 0
-    if not receipt.whole:
-        state = DAMAGED
-        missing = _damaged_bytes(store, receipt)
-    elif receipt.index is not None and _stat(store, INDEX) is None:
-        state = DAMAGED
+    found = fault(store, receipt, public=public)
+    if found is not None:
+        state = found.state
+        missing = 0 if receipt.whole else _damaged_bytes(store, receipt)
     elif head is not None and identity(head[0]) != identity(store):
         info = head[1]
         tag = {"tag": tag_of(head[0], info), "bytes": info.bytes}
@@ -227,6 +237,7 @@ def _with_receipt(
         age_seconds=receipts.age_seconds(receipt.finished),
         missing_bytes=missing,
         verified=receipt.verified,
+        error=None if found is None else found.why,
     )
 
 
@@ -271,32 +282,24 @@ def _stat(store: Store, key: str) -> ObjectInfo | None:
         return None
 
 
-def is_here(store: Store, name: str, version: str | None) -> Receipt | None:
-    """The receipt that proves a version (or any) whole at a place. A few small reads.
+def is_here(
+    store: Store, name: str, version: str | None, public: str | Path | None = None
+) -> tuple[Receipt | None, str]:
+    """The receipt that proves a version (or any) whole at a place, or else why it is not. A few small reads.
 
     The home has no receipt: there, the journal of `datasync shard` says what the index is.
     """
     newest = receipts.read(store)
     if newest is None:
         newest = published.receipt_of_home(store, name)
-    if newest is not None and (version is None or newest.version.startswith(version)):
-        return newest if newest.whole and _index_is_that_of(store, newest) else None
-    if version is None or len(version) != 64:
-        return None
-    receipt = receipts.read(store, version)
-    return receipt if receipt is not None and receipt.whole else None
-
-
-def _index_is_that_of(store: Store, receipt: Receipt) -> bool:
-    """Whether the index that a receipt proves is still there."""
-    if receipt.index is None:
-        return True
-    info = _stat(store, INDEX)
-    if info is None:
-        return False
-    if tag_of(store, info) == receipt.index["tag"]:
-        return True
-    return bool(hashlib.sha256(store.read(INDEX)).hexdigest() == receipt.index["sha256"])
+    in_place = newest is not None and (version is None or newest.version.startswith(version))
+    receipt = newest
+    if not in_place:
+        receipt = receipts.read(store, version) if version is not None and len(version) == 64 else None
+    if receipt is None:
+        return None, f"version {newest.version} is there" if newest else "no receipt is there"
+    found = fault(store, receipt, public=public, in_place=in_place)
+    return (receipt, "") if found is None else (None, found.why)
 
 
 def wait(
@@ -306,9 +309,10 @@ def wait(
     version: str | None = None,
     timeout: float | None = None,
     poll: float = 5.0,
+    public: str | Path | None = None,
     sleep: Callable[[float], None] = time.sleep,
-) -> Receipt | None:
-    """Block until a version is whole at a place; None when `timeout` seconds are over.
+) -> tuple[Receipt | None, str]:
+    """Block until a version is whole at a place; no receipt, but why, when `timeout` seconds are over.
 
     Args:
         store (Store): The root of the copy.
@@ -316,21 +320,29 @@ def wait(
         version (str | None): A version or the beginning of one; None is any.
         timeout (float | None): Seconds; None is for ever.
         poll (float): Seconds between two looks. Default: ``5``.
+        public (str | Path | None): The key that must have signed its index.
         sleep (Callable): How to wait.
+
+    Raises:
+        UsageError: The key file cannot be used.
     """
+    why = ""
     began = time.monotonic()
     while True:
         try:
             if timeout is None:
-                receipt = is_here(store, name, version)
+                receipt, now = is_here(store, name, version, public)
             else:
                 most = max(timeout - (time.monotonic() - began), _LAST_LOOK_SECONDS)
-                receipt = within(most, lambda: is_here(store, name, version), where=store.url)
+                receipt, now = within(most, lambda: is_here(store, name, version, public), where=store.url)
             if receipt is not None:
-                return receipt
-        except TransientError as error:
-            log.warning("%s: %s", store.url, error.message)
+                return receipt, ""
+        except (TransientError, CorruptError, FormatError) as error:
+            now = error.message
+        if now != why:
+            log.info("%s is waited for: %s", store.url, now)
+            why = now
         left = None if timeout is None else timeout - (time.monotonic() - began)
         if left is not None and left <= 0:
-            return None
+            return None, why
         sleep(poll if left is None else min(poll, left))

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from datasync.errors import ConflictError, FormatError, NotFoundError, StoreError, UnsupportedError
 from datasync.ops import receipts
+from datasync.ops.judgement import Signature, described, manifest_fault, restore_manifest
 from datasync.ops.receipts import Receipt
 from datasync.replicate import journal as journals
 from datasync.replicate.catalog import TREE, Catalog, origins, tag_of
@@ -71,6 +72,7 @@ class Destination:
         past (Past): What the journal of an unfinished run says.
         lane (Lane): Its side of the transfer.
         plan (Plan | None): What it needs.
+        mended (bool): Its records were found damaged or missing, and must be written anew.
     """
 
     name: str
@@ -81,6 +83,7 @@ class Destination:
     past: journals.Past
     lane: Lane
     plan: Plan | None = None
+    mended: bool = False
     started: str = field(default_factory=receipts.now)
 
     def close(self) -> None:
@@ -114,7 +117,7 @@ def open_destination(
     lease = Lease(store, command, ttl=ttl)
     retrying(lease.acquire, seconds=retry_seconds)
     try:
-        receipt = retrying(lambda: receipts.read(store), seconds=retry_seconds)
+        receipt, damaged = retrying(lambda: receipts.recovered(store), seconds=retry_seconds)
         lane = Lane(
             name,
             store,
@@ -133,6 +136,7 @@ def open_destination(
             index=_stat(store, INDEX),
             past=retrying(lambda: journals.load(store), seconds=retry_seconds),
             lane=lane,
+            mended=damaged,
         )
     except BaseException:
         lease.release()
@@ -188,7 +192,8 @@ def make_plan(destination: Destination, catalog: Catalog) -> Plan:
     import numpy as np
 
     _check_names(destination.store, catalog)
-    plan = compared(catalog, destination.store, destination.receipt, destination.past.done)
+    receipt = destination.receipt if _has_manifest(destination, catalog) else None
+    plan = compared(catalog, destination.store, receipt, destination.past.done)
     lane = destination.lane
     foreign: set[str] = set()
     if len(plan.unproven):
@@ -200,6 +205,23 @@ def make_plan(destination: Destination, catalog: Catalog) -> Plan:
     lane.journal.set_out(key for key in keys if key not in foreign)
     _sweep_uploads(destination, catalog)
     return plan
+
+
+def _has_manifest(destination: Destination, catalog: Catalog) -> bool:
+    """Whether the manifest of the newest receipt is there; if it is not, the source may give it back."""
+    store, receipt = destination.store, destination.receipt
+    if receipt is None:
+        return False
+    why = manifest_fault(store, receipt.version, receipt.manifest)
+    if why is None:
+        return True
+    destination.mended = True
+    known = [catalog.manifest] if catalog.version == receipt.version and catalog.manifest is not None else []
+    if restore_manifest(store, receipt.version, [*known, catalog.store]):
+        log.warning("%s: %s; it was put back", store.url, why)
+        return True
+    log.warning("%s: %s; everything there is looked at again", store.url, why)
+    return False
 
 
 def _listing(store: Store, plan: Plan) -> Iterator[tuple[str, int]]:
@@ -256,7 +278,8 @@ def _sweep_uploads(destination: Destination, catalog: Catalog) -> None:
                 part_bytes=0,
                 sha256=item.sha256 if item else None,
             )
-        if item is not None and begun.sha256 == item.sha256 and info.key not in lane.uploads:
+        same = item is not None and (begun.sha256, begun.bytes) == (item.sha256, item.bytes)
+        if same and info.key not in lane.uploads:
             lane.uploads[info.key] = begun
         else:
             lane.drop_upload(begun)
@@ -309,7 +332,7 @@ def publish(
     catalog: Catalog,
     *,
     delete: Iterable[str] = (),
-    signature: tuple[str, bytes] | None = None,
+    signature: Signature | None = None,
 ) -> Receipt:
     """Make a complete copy visible and prove it.
 
@@ -317,7 +340,7 @@ def publish(
         destination (Destination): All of its objects are stored.
         catalog (Catalog): With its version: every digest is known.
         delete (Iterable[str]): Keys to remove after the new version is visible.
-        signature (tuple[str, bytes] | None): Key and content of the index's signature.
+        signature (Signature | None): That of the index, where the source has one.
 
     Raises:
         BusyError: The lease was lost; nothing was published.
@@ -331,6 +354,8 @@ def publish(
     def put(key: str, data: bytes) -> None:
         retrying(lambda: store.write(key, data), seconds=lane.retry_seconds)
 
+    for begun in list(lane.uploads.values()):
+        lane.drop_upload(begun)  # nobody went on with it
     lane.journal.flush()
     lease.check()
     retrying(lambda: manifest.write_to(store, manifest_key(version)), seconds=lane.retry_seconds)
@@ -340,14 +365,14 @@ def publish(
     if adopted:
         put(adopted_key(version), json.dumps(sorted(adopted), ensure_ascii=False).encode())
     if signature is not None:
-        put(*signature)
+        put(signature.key, signature.data)
     index = None if catalog.index is None else _publish_index(destination, catalog)
     delete = list(delete)
     if delete:
         retrying(lambda: store.delete(delete), seconds=lane.retry_seconds)
     if delete or destination.past.files:
         _note_leftovers(destination, catalog)
-    receipt = _receipt(destination, catalog, index, adopted=len(adopted))
+    receipt = _receipt(destination, catalog, index, adopted=len(adopted), signature=signature)
     retrying(lambda: receipts.write(store, receipt), seconds=lane.retry_seconds)
     retrying(lambda: store.delete([damage_key(version)]), seconds=lane.retry_seconds)
     retrying(lambda: lane.journal.clear(destination.past), seconds=lane.retry_seconds)
@@ -397,7 +422,12 @@ def _adopted(destination: Destination, catalog: Catalog) -> set[str]:
     lane = destination.lane
     found = {key for key in lane.tally.adopted if lane.present[key]}
     found |= {key for key, done in destination.past.done.items() if done.adopted}
-    found |= read_adopted(destination.store, destination.receipt)
+    try:
+        found |= read_adopted(destination.store, destination.receipt)
+    except NotFoundError as error:
+        log.warning("%s; from here on all of its version count as such", error.message)
+        for batch in proven(destination.store, destination.receipt):
+            found.update(batch["key"].to_pylist())
     if not found:
         return found
     return {key for key in catalog.all_keys() if key in found}
@@ -450,19 +480,31 @@ def written(store: Store, *, among: set[str]) -> set[str]:
     for keys in journals.set_out(store):
         ours.update(among.intersection(keys))
     undecided = among - ours
-    for receipt in reversed(retrying(lambda: receipts.read_all(store))):
+    for receipt in reversed(retrying(lambda: receipts.read_all(store, damaged_too=True))):
         if not undecided:
             break
-        theirs = read_adopted(store, receipt)
-        for batch in proven(store, receipt):
-            found = undecided.intersection(batch["key"].to_pylist())
-            ours |= found - theirs
-            undecided -= found
+        theirs: set[str] | None = None
+        try:
+            theirs = read_adopted(store, receipt)
+        except NotFoundError as error:
+            log.warning("%s; all of its version count as such", error.message)
+        try:
+            for batch in proven(store, receipt):
+                found = undecided.intersection(batch["key"].to_pylist())
+                ours |= set() if theirs is None else found - theirs
+                undecided -= found
+        except FormatError as error:
+            log.warning("%s: what it says is not known to be ours: %s", store.url, error.message)
     return ours
 
 
 def _receipt(
-    destination: Destination, catalog: Catalog, index: ObjectInfo | None, *, adopted: int
+    destination: Destination,
+    catalog: Catalog,
+    index: ObjectInfo | None,
+    *,
+    adopted: int,
+    signature: Signature | None,
 ) -> Receipt:
     tally = destination.lane.tally
     assert catalog.version is not None
@@ -487,7 +529,12 @@ def _receipt(
         objects=catalog.objects,
         bytes=catalog.total_bytes,
         samples=catalog.samples,
-        source={"url": catalog.store.url, "endpoint": endpoint_of(catalog.store), "index": source_index},
+        source={
+            "url": catalog.store.url,
+            "endpoint": endpoint_of(catalog.store),
+            "index": source_index,
+            "signature": None if signature is None else signature.at_source,
+        },
         destination=destination.store.url,
         index=index_here,
         copied={"objects": tally.copied, "bytes": tally.copied_bytes},
@@ -503,6 +550,7 @@ def _receipt(
         tool=f"datasync {__version__}",
         host=socket.gethostname(),
         token=destination.lease.token,
+        manifest=described(destination.store, _stat(destination.store, manifest_key(catalog.version))),
     )
 
 

@@ -51,6 +51,7 @@ RECEIPT = "_datasync/receipt.json"
 RECEIPTS = "_datasync/receipts/"
 LEFTOVERS = "_datasync/leftovers.json"
 MANIFESTS = "_datasync/manifests/"
+SIGNATURES = "_datasync/signatures/"
 
 # Files by which other programs recognise a finished tree or a finished checkpoint: copied after all others.
 _MARKERS = frozenset(
@@ -84,7 +85,7 @@ def damage_key(version: str) -> str:
 
 
 def signature_key(index_sha256: str) -> str:
-    return f"_datasync/signatures/{index_sha256}.json"
+    return f"{SIGNATURES}{index_sha256}.json"
 
 
 def quarantine_key(key: str) -> str:

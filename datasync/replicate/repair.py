@@ -15,15 +15,18 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 
-from datasync.errors import DatasyncError, NotFoundError, StoreError
+from datasync.errors import CorruptError, DatasyncError, NotFoundError, StoreError, UsageError
 from datasync.ops import published, receipts
+from datasync.ops.judgement import described, index_fault, manifest_fault, restore_manifest, signature_fault
+from datasync.ops.signatures import check_digest
 from datasync.replicate import journal as journals
 from datasync.replicate.catalog import tag_of
 from datasync.replicate.destination import damage
 from datasync.replicate.journal import Journal
 from datasync.replicate.lane import Lane
-from datasync.replicate.layout import INDEX, damage_key
+from datasync.replicate.layout import INDEX, SIGNATURES, damage_key, manifest_key, signature_key
 from datasync.replicate.lease import held
 from datasync.replicate.plan import items
 from datasync.replicate.retry import RETRY_SECONDS, retrying
@@ -67,6 +70,7 @@ def repair(
     stop: Stop | None = None,
     quiet: bool = False,
     retry_seconds: float = RETRY_SECONDS,
+    public: str | Path | None = None,
 ) -> Repair:
     """Fetch bad and missing objects of a copy.
 
@@ -77,9 +81,11 @@ def repair(
         stop (Stop | None): Ends the run cleanly when asked.
         quiet (bool): No progress. Default: ``False``.
         retry_seconds (float): How long a failing place is tried. Default: ``120``.
+        public (str | Path | None): The key that must have signed its index.
 
     Raises:
-        NotFoundError: There is neither a receipt nor a dataset that was sharded there.
+        NotFoundError: No replica has its manifest; or there is neither a receipt nor a dataset that was
+            sharded there.
         BusyError: A replication is at work there.
     """
     stop = stop or Stop()
@@ -88,21 +94,25 @@ def repair(
             f"there is no other replica of {name} to repair from", mend="name one: --from cluster-a"
         )
     with held(store, f"repair {name}") as lease:
-        receipt = receipts.read(store)
-        if receipt is None and published.receipt_of_home(store, name) is None:
+        receipt, damaged = receipts.recovered(store)
+        proof = receipt or published.receipt_of_home(store, name)
+        if proof is None:
             raise NotFoundError(
                 f"{store.url} has no receipt: nothing says what should be there",
                 mend="replicate it (datasync replicate); that also looks at what is in place",
             )
-        table, version = expected(store, name, receipt)
-        result = Repair(name=name, url=store.url, version=version)
+        result = Repair(name=name, url=store.url, version=proof.version)
+        _repair_manifest(store, replicas, proof, result)
+        table, _ = expected(store, name, receipt)
         if receipt is not None:
             wanted = _wanted(store, table, receipt)
         else:
             wanted = {finding.key for finding in verify(store, name=name, stop=stop, quiet=quiet).findings}
-        result.damaged = len(wanted)
+        result.damaged += len(wanted) + damaged
+        result.repaired += damaged
         if INDEX in wanted and receipt is not None:
             _repair_index(store, replicas, receipt, result)
+        _repair_signature(store, replicas, proof, result, public)
         turn = threading.Condition()
         journal = Journal(store, lease.token)
         rows = [row for row, key in enumerate(table["key"].to_pylist()) if key in wanted]
@@ -153,9 +163,58 @@ def _wanted(store: Store, table: object, receipt: receipts.Receipt) -> set[str]:
     for key, size in zip(table["key"].to_pylist(), table["bytes"].to_pylist(), strict=True):
         if there.get(key) != size:
             wanted.add(key)
-    if receipt.index is not None and INDEX not in there:
+    if index_fault(store, receipt) is not None:
         wanted.add(INDEX)
     return wanted
+
+
+def _repair_manifest(
+    store: Store, replicas: Sequence[Store], receipt: receipts.Receipt, result: Repair
+) -> None:
+    """The manifest says what should be there; without it nothing else can be repaired."""
+    why = manifest_fault(store, receipt.version, receipt.manifest)
+    if why is None:
+        return
+    if not restore_manifest(store, receipt.version, replicas):
+        raise NotFoundError(
+            f"{store.url}: {why}, and no replica has it",
+            mend="replicate again (datasync replicate): it writes the manifest anew",
+        )
+    log.warning("%s: %s; it was put back", store.url, why)
+    result.damaged += 1
+    result.repaired += 1
+
+
+def _repair_signature(
+    store: Store,
+    replicas: Sequence[Store],
+    receipt: receipts.Receipt,
+    result: Repair,
+    public: str | Path | None,
+) -> None:
+    """The signature that is required, from whichever replica has it."""
+    if public is None or receipt.index is None:
+        return
+    digest = str(receipt.index["sha256"])
+    why = signature_fault(store, digest, public)
+    if why is None:
+        return
+    key = signature_key(digest)
+    result.damaged += 1
+    for replica in replicas:
+        try:
+            _, data = check_digest(replica, digest, public)
+        except UsageError:
+            raise
+        except DatasyncError as error:
+            log.info("%s: %s", replica.url, error)
+            continue
+        retrying(partial(store.write, key, data))
+        result.repaired += 1
+        return
+    result.left[key] = CorruptError(
+        why, mend="if the index is right, sign it (datasync sign); then replicate again"
+    )
 
 
 def _repair_index(store: Store, replicas: Sequence[Store], receipt: receipts.Receipt, result: Repair) -> None:
@@ -179,9 +238,10 @@ def _repair_index(store: Store, replicas: Sequence[Store], receipt: receipts.Rec
 
 
 def _record(store: Store, receipt: receipts.Receipt, result: Repair) -> None:
-    if result.left or not result.finished:
+    left = [key for key in result.left if not key.startswith(SIGNATURES)]  # that is judged where it lies
+    if left or not result.finished:
         if result.finished:
-            document = {"found": receipts.now(), "damaged": sorted(result.left)}
+            document = {"found": receipts.now(), "damaged": sorted(left)}
             retrying(
                 lambda: store.write(
                     damage_key(receipt.version), json.dumps(document, ensure_ascii=False).encode()
@@ -192,5 +252,6 @@ def _record(store: Store, receipt: receipts.Receipt, result: Repair) -> None:
     index = receipt.index
     if index is not None:
         index = {**index, "tag": tag_of(store, store.stat(INDEX))}
-    receipts.write(store, replace(receipt, state=receipts.WHOLE, index=index))
+    manifest = described(store, store.stat(manifest_key(receipt.version)))
+    receipts.write(store, replace(receipt, state=receipts.WHOLE, index=index, manifest=manifest))
     store.delete([damage_key(receipt.version)])

@@ -17,9 +17,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from datasync.errors import DatasyncError, NotFoundError, StoreError, TransientError, UsageError
 from datasync.ops import receipts
+from datasync.ops.judgement import Signature, at_once, is_same, signature_at, signature_fault, signature_of
 from datasync.ops.receipts import Receipt
 from datasync.replicate import spread
 from datasync.replicate.catalog import TREE, Catalog, check_name, describe, learn, settle, tag_of
@@ -32,10 +34,10 @@ from datasync.replicate.destination import (
     publish,
 )
 from datasync.replicate.lane import Lane, Tally
-from datasync.replicate.layout import INDEX
+from datasync.replicate.layout import INDEX, manifest_key
 from datasync.replicate.lease import TTL_SECONDS
 from datasync.replicate.limits import identity
-from datasync.replicate.plan import Item, items
+from datasync.replicate.plan import Item, Plan, items
 from datasync.replicate.retry import RETRY_SECONDS, retrying
 from datasync.replicate.transfer import Mover
 from datasync.storage.base import Store
@@ -112,6 +114,9 @@ class Outcome:
         version (str | None): Version of the source, where known.
         objects, bytes, samples (int): Of the whole version.
         to_copy, to_copy_bytes (int): Of the plan.
+        feeder (str): Which other destination it is fed from, in a relay. Default: none, the source.
+        paid_bytes (int): Of the bytes to copy, those that are read for no destination before this one:
+            what several destinations need is read once.
         to_delete, deleted (int): Objects that ``delete`` would remove, and removed.
         estimate_seconds (float | None): Of a plan: at the rate of the last run that copied.
         tally (Tally): What was done.
@@ -133,6 +138,8 @@ class Outcome:
     samples: int | None = None
     to_copy: int = 0
     to_copy_bytes: int = 0
+    feeder: str = ""
+    paid_bytes: int = 0
     to_delete: int = 0
     deleted: int = 0
     estimate_seconds: float | None = None
@@ -183,7 +190,7 @@ def replicate(
     try:
         with patient(options.retry_seconds, stop.event):
             if not options.as_tree:
-                for place, receipt in unchanged(source, to).items():
+                for place, receipt in unchanged(source, to, options.require_signature).items():
                     _already(outcomes[place], receipt)
                     pending.pop(place)
             if stop.event.is_set():
@@ -201,8 +208,14 @@ def replicate(
     return list(outcomes.values())
 
 
-def unchanged(source: Store, to: Mapping[str, Store]) -> dict[str, Receipt]:
-    """Destinations whose newest receipt proves what the source's index still is. Two small objects each."""
+def unchanged(source: Store, to: Mapping[str, Store], public: str | None = None) -> dict[str, Receipt]:
+    """Destinations whose newest receipt proves what the source's index still is. Two small objects each.
+
+    Args:
+        source (Store): The root of the dataset.
+        to (Mapping[str, Store]): Roots of the copies.
+        public (str | None): The key that must have signed the index.
+    """
     try:
         info = retrying(lambda: source.stat(INDEX))
     except NotFoundError:
@@ -213,7 +226,7 @@ def unchanged(source: Store, to: Mapping[str, Store]) -> dict[str, Receipt]:
 
     def look(place: str, store: Store) -> None:
         try:
-            receipt = _unchanged_at(store, source, {"tag": tag, "bytes": info.bytes})
+            receipt = _unchanged_at(store, source, {"tag": tag, "bytes": info.bytes}, public)
             if receipt is not None:
                 found[place] = receipt
         except DatasyncError as error:
@@ -235,7 +248,9 @@ def unchanged(source: Store, to: Mapping[str, Store]) -> dict[str, Receipt]:
     return dict(found)
 
 
-def _unchanged_at(store: Store, source: Store, index: dict[str, object]) -> Receipt | None:
+def _unchanged_at(
+    store: Store, source: Store, index: dict[str, object], public: str | None
+) -> Receipt | None:
     """The newest receipt of a place, if it proves what the source's `index` (tag and size) still is."""
     receipt = receipts.read(store)
     if receipt is None or not receipt.whole or receipt.index is None:
@@ -244,14 +259,47 @@ def _unchanged_at(store: Store, source: Store, index: dict[str, object]) -> Rece
         return None
     if receipt.source["index"] != index or index["tag"] is None:
         return None
-    here = tag_of(store, store.stat(INDEX))
-    return receipt if here is not None and here == receipt.index["tag"] else None
+    digest = str(receipt.index["sha256"])
+
+    def signed() -> bool:
+        """Whether the signature that must be here, or the one that the source has now, is here."""
+        if public is not None:
+            return signature_fault(store, digest, public) is None
+        return signature_at(source, digest) == receipt.source.get("signature")
+
+    # Nothing but these records is looked at, so they must be what they were; all three are asked at once.
+    same = at_once(
+        lambda: is_same(store, store.stat(INDEX), receipt.index),
+        lambda: is_same(store, store.stat(manifest_key(receipt.version)), receipt.manifest),
+        signed,
+    )
+    return receipt if all(same) else None
 
 
 def _already(outcome: Outcome, receipt: Receipt) -> None:
     outcome.state = ALREADY
     outcome.kind, outcome.version, outcome.receipt = receipt.kind, receipt.version, receipt
     outcome.objects, outcome.bytes, outcome.samples = receipt.objects, receipt.bytes, receipt.samples
+
+
+class _Paid:
+    """The objects that destinations have asked for so far, each of which is read once."""
+
+    def __init__(self) -> None:
+        self._rows: Any = None
+        self._lock = threading.Lock()
+
+    def add(self, plan: Plan) -> int:
+        """Bytes of a plan that no plan before it had."""
+        import numpy as np
+
+        with self._lock:
+            if self._rows is None:
+                self._rows = plan.rows
+                return plan.bytes
+            fresh = ~np.isin(plan.rows, self._rows)
+            self._rows = np.concatenate((self._rows, plan.rows[fresh]))
+        return int(plan.table["bytes"].to_numpy()[fresh].sum())
 
 
 class _Run:
@@ -275,9 +323,10 @@ class _Run:
         self.mover = self._new_mover()
         self.progress: dict[str, Progress] = {}
         self.shown = contextlib.ExitStack()
-        self.signature: tuple[str, bytes] | None = None
+        self.signature: Signature | None = None
         self.asking: dict[str, threading.Thread] = {}
         self.silent: dict[str, DatasyncError] = {}
+        self.paid = _Paid()
 
     def go(self) -> None:
         options = self.options
@@ -285,10 +334,7 @@ class _Run:
             catalog = describe(
                 self.source, self.name, as_tree=options.as_tree, retry_seconds=options.retry_seconds
             )
-        if self.options.require_signature is not None:
-            from datasync.ops.signatures import check_digest
-
-            self.signature = check_digest(self.source, catalog.index_sha256, self.options.require_signature)
+        self.signature = signature_of(self.source, catalog.index_sha256, options.require_signature)
         if catalog.kind == TREE:
             self._check_apart()
         if self.options.dry_run:
@@ -334,6 +380,7 @@ class _Run:
                 continue
             outcome.state, outcome.version = PLANNED, catalog.version
             outcome.to_copy, outcome.to_copy_bytes = plan.objects, plan.bytes
+            outcome.paid_bytes = self.paid.add(plan)
             rate = receipts.rate(receipt)
             outcome.estimate_seconds = plan.bytes / rate if rate else None
 
@@ -440,6 +487,7 @@ class _Run:
 
         def go() -> None:
             self._plan(destination, catalog)
+            self.outcomes[destination.name].paid_bytes = self.outcomes[destination.name].to_copy_bytes
             self._show(destination)
             self._move([destination], _PHASES[0], catalog)
             self._alone(destination, catalog, _PHASES[0])
@@ -613,7 +661,8 @@ class _Run:
             same = (
                 old is not None and old.whole and old.version == final.version and not (tally.copied or gone)
             )
-            if not (same and final.kind == TREE and not self.mover.found and not destination.past.files):
+            news = self.mover.found or destination.past.files or destination.mended
+            if not (same and final.kind == TREE and not news):
                 outcome.receipt = publish(destination, final, delete=gone, signature=self.signature)
             else:
                 outcome.receipt = old
@@ -621,7 +670,8 @@ class _Run:
             outcome.objects, outcome.bytes = final.objects, final.total_bytes
             outcome.deleted = len(gone)
 
-        self._guarded(destination, end)
+        if self._guarded(destination, end):
+            destination.close()  # the next run may begin, whatever the other destinations still do
         outcome.seconds = time.monotonic() - self.began
 
     def _complete(self, catalog: Catalog, destination: Destination) -> Catalog:

@@ -20,15 +20,17 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from datasync.errors import CorruptError, DatasyncError, DeniedError, NotFoundError, UsageError
 from datasync.ops import receipts
+from datasync.ops.judgement import manifest_fault, signature_fault
 from datasync.ops.receipts import Receipt
 from datasync.replicate.catalog import TREE, Catalog, describe, with_tags
 from datasync.replicate.destination import damage
 from datasync.replicate.lane import quarantine
-from datasync.replicate.layout import INDEX, SCRUB, damage_key, is_internal, manifest_key
+from datasync.replicate.layout import INDEX, SCRUB, damage_key, is_internal, manifest_key, signature_key
 from datasync.replicate.lease import held
 from datasync.replicate.limits import concurrency_of
 from datasync.replicate.plan import Item, beside, items, schema
@@ -59,7 +61,7 @@ class Finding:
 
     Args:
         key (str): Which.
-        problem (str): ``missing``, ``size`` or ``digest``.
+        problem (str): ``missing``, ``size``, ``digest`` or ``signature``.
         message (str): What was expected and what was found.
         quarantined (str | None): Where the bad object is now.
     """
@@ -110,6 +112,7 @@ def verify(
     stop: Stop | None = None,
     quiet: bool = False,
     on_finding: Callable[[Finding], None] | None = None,
+    public: str | Path | None = None,
 ) -> Report:
     """Check a copy against its manifest.
 
@@ -121,6 +124,7 @@ def verify(
         stop (Stop | None): Ends the run cleanly when asked.
         quiet (bool): No progress. Default: ``False``.
         on_finding (Callable | None): Called with each finding as it is made.
+        public (str | Path | None): The key that must have signed its index.
 
     With keys that may only read, what is found is told and not recorded.
 
@@ -132,10 +136,10 @@ def verify(
         raise UsageError(f"cannot verify {share:.0%} by {mode}", mend="give a share between 0% and 100%")
     stop = stop or Stop()
     receipt = receipts.read(store)
-    table, version = expected(store, name, receipt)
     if receipt is None:
+        table, version = expected(store, name, None)
         # Nothing of ours is there to be kept true, so nothing is written either.
-        return _Scrub(store, name, table, version, None, mode, share, stop, quiet, on_finding).run()
+        return _Scrub(store, name, table, version, None, mode, share, stop, quiet, on_finding, public).run()
     with contextlib.ExitStack() as stack:
         keeps = True
         try:
@@ -144,11 +148,34 @@ def verify(
             log.warning("nothing is recorded and nothing moved to quarantine: %s", error.message)
             keeps = False
         receipt = receipts.read(store)
-        if receipt is None or receipt.version != version:
-            table, version = expected(store, name, receipt)
+        if receipt is not None:
+            why = manifest_fault(store, receipt.version, receipt.manifest)
+            if why is not None:
+                return _without_manifest(store, receipt, mode, why, on_finding)
+        table, version = expected(store, name, receipt)
         return _Scrub(
-            store, name, table, version, receipt, mode, share, stop, quiet, on_finding, keeps=keeps
+            store, name, table, version, receipt, mode, share, stop, quiet, on_finding, public, keeps=keeps
         ).run()
+
+
+def _without_manifest(
+    store: Store, receipt: Receipt, mode: str, why: str, on_finding: Callable[[Finding], None] | None
+) -> Report:
+    """All that can be found where nothing says what else there should be."""
+    key = manifest_key(receipt.version)
+    problem = "missing" if why.endswith("missing") else "digest"
+    finding = Finding(key=key, problem=problem, message=f"{why}; without it nothing can be checked")
+    if on_finding is not None:
+        on_finding(finding)
+    return Report(
+        name=receipt.name,
+        url=store.url,
+        version=receipt.version,
+        mode=mode,
+        objects=receipt.objects,
+        bytes=receipt.bytes,
+        findings=[finding],
+    )
 
 
 def expected(store: Store, name: str, receipt: Receipt | None) -> tuple[pa.Table, str]:
@@ -207,6 +234,7 @@ class _Scrub:
         stop: Stop,
         quiet: bool,
         on_finding: Callable[[Finding], None] | None,
+        public: str | Path | None,
         *,
         keeps: bool = True,
     ) -> None:
@@ -223,6 +251,7 @@ class _Scrub:
         self.hashes = {} if receipt is not None else describe(store, name).hashes
         self.run_name = f"{SCRUB}{version[:16]}-{mode}-{self.stripes}-{self.stripe}"
         self._on_finding = on_finding
+        self._public = public
         self._keeps = keeps and receipt is not None
         self._lock = threading.Lock()
         self._passed: list[str] = []
@@ -234,6 +263,7 @@ class _Scrub:
         for item in items(self.table, missing, self.hashes):
             self._found(Finding(key=item.key, problem="missing", message=f"{item.key} is missing"))
         self._index()
+        self._signature()
         done = self._resume()
         for place, found in wrong:
             (item,) = items(self.table, place, self.hashes)
@@ -309,6 +339,18 @@ class _Scrub:
         if found != wanted["sha256"]:
             message = f"{INDEX} has sha256 {found}, the receipt says {wanted['sha256']}"
             self._found(Finding(key=INDEX, problem="digest", message=message))
+
+    def _signature(self) -> None:
+        """The index in place must be signed, where a key is required; that is told and not recorded."""
+        if self._public is None:
+            return
+        try:
+            digest = hashlib.sha256(retrying(lambda: self.store.read(INDEX))).hexdigest()
+        except NotFoundError:
+            return  # told already, or a tree
+        why = signature_fault(self.store, digest, self._public)
+        if why is not None:
+            self._found(Finding(key=signature_key(digest), problem="signature", message=why))
 
     def _hash_all(self, rows: Rows, done: set[str]) -> None:
         import numpy as np
@@ -418,7 +460,7 @@ class _Scrub:
         if not report.finished:
             self._save(f"{self.run_name}-{self._files + 1:06d}.jsonl", self._passed)
         # What an earlier run found and this one did not look at is still damaged.
-        damaged = {finding.key for finding in report.findings}
+        damaged = {finding.key for finding in report.findings if finding.problem != "signature"}
         if not receipt.whole and (report.mode != FULL or not report.finished):
             damaged |= set(damage(self.store, receipt.version))
         verified: dict[str, Any] | None = receipt.verified
@@ -433,7 +475,7 @@ class _Scrub:
                 else (receipt.verified or {}).get("stripe", -1),
                 "stripes": self.stripes,
                 "missing": sum(finding.problem == "missing" for finding in report.findings),
-                "bad": sum(finding.problem != "missing" for finding in report.findings),
+                "bad": sum(finding.problem in ("size", "digest") for finding in report.findings),
             }
         if damaged:
             document = {"found": receipts.now(), "damaged": sorted(damaged)}

@@ -50,9 +50,9 @@ def test_only_what_no_kept_version_needs_is_removed(versions):
     garbage = gc(b, name="emoji", keep=2, apply=True)
     assert garbage.applied
     assert data_of(b).keys() == {*pools[2], *pools[3], *pools[4], "index.json"}
-    assert is_here(b, "emoji", names[3])
-    assert is_here(b, "emoji", names[2])
-    assert not is_here(b, "emoji", names[0])
+    assert is_here(b, "emoji", names[3])[0]
+    assert is_here(b, "emoji", names[2])[0]
+    assert not is_here(b, "emoji", names[0])[0]
     assert gc(b, name="emoji", keep=2).removed == []
     (outcome,) = replicate(source, {"b": b}, name="emoji", options=QUICK)
     assert outcome.state == "already"
@@ -113,8 +113,8 @@ def test_killed_half_way_it_leaves_no_receipt_that_lies_and_goes_on(versions):
 
     with pytest.raises(Killed):
         gc(Spy(b, kill), name="emoji", keep=2, apply=True)
-    assert not is_here(b, "emoji", names[0])
-    assert not is_here(b, "emoji", names[1])
+    assert not is_here(b, "emoji", names[0])[0]
+    assert not is_here(b, "emoji", names[1])[0]
     gc(b, name="emoji", keep=2, apply=True)
     assert data_of(b).keys() == {*pools[2], *pools[3], *pools[4], "index.json"}
     assert [receipt.version for receipt in receipts.read_all(b)] == [names[2], names[3]]

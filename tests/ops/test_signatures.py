@@ -9,13 +9,13 @@ from dataclasses import replace
 import pytest
 
 from datasync import Stream, StreamingDataset
-from datasync.errors import CorruptError, DatasyncError, UsageError
+from datasync.errors import CorruptError, DatasyncError, DeniedError, UsageError
 from datasync.ops.signatures import check_signature, make_keys, sign
 from datasync.replicate import replicate
 from datasync.storage.local import LocalStore
 from datasync.streaming.stats import Stats
 from shards import ShardWriter
-from tests.replicate.kit import QUICK, datasync, make_dataset
+from tests.replicate.kit import QUICK, Spy, datasync, make_dataset
 
 
 @pytest.fixture
@@ -172,3 +172,101 @@ def test_a_signed_dataset_is_checked_by_a_digest_that_cannot_be_made_to_fit(stre
     )
     source = found.source(cache_limit=None, limit_folders=[], allow_unsafe_types=False, stats=Stats())
     assert source.validate_hash == "sha256"
+
+
+# A copy is judged by the signature that it must have, whether anything is copied or not
+
+
+def test_a_signature_that_was_made_later_follows_although_nothing_else_is_to_do(tmp_path):
+    source, b = LocalStore(tmp_path / "a" / "emoji"), LocalStore(tmp_path / "b" / "emoji")
+    make_dataset(source)
+    make_keys(tmp_path / "team.pem", tmp_path / "team.pub.pem")
+    make_keys(tmp_path / "next.pem", tmp_path / "next.pub.pem")
+    replicate(source, {"b": b}, name="emoji", options=QUICK)
+    for key in ("team", "next"):  # the first, and that of a new key
+        sign(source, tmp_path / f"{key}.pem")
+        (outcome,) = replicate(source, {"b": b}, name="emoji", options=QUICK)
+        assert (outcome.state, outcome.tally.copied) == ("already", 0)
+        check_signature(b, b.read("index.json"), tmp_path / f"{key}.pub.pem")
+    spy = Spy(b)
+    replicate(source, {"b": spy}, name="emoji", options=QUICK)
+    assert not [key for operation, key in spy.calls if operation == "write"]
+
+
+def test_what_must_be_signed_is_checked_by_every_run(signed, tmp_path):
+    source, _, public = signed
+    b = LocalStore(tmp_path / "b" / "emoji")
+    strict = replace(QUICK, require_signature=str(public))
+
+    def run():
+        (outcome,) = replicate(source, {"b": b}, name="emoji", options=strict)
+        return outcome
+
+    assert run().state == "published"
+    spy = Spy(b)
+    (outcome,) = replicate(source, {"b": spy}, name="emoji", options=strict)
+    assert outcome.state == "already"
+    assert not [key for operation, key in spy.calls if operation == "write"]
+    (info,) = b.list("_datasync/signatures/")
+    b.delete([info.key])
+    assert run().state == "already"
+    check_signature(b, b.read("index.json"), public)
+    # Signed by another key, not at all, and with no key to check by.
+    make_keys(tmp_path / "other.pem", tmp_path / "other.pub.pem")
+    right = source.read(info.key)
+    sign(source, tmp_path / "other.pem")
+    b.write(info.key, source.read(info.key))
+    with pytest.raises(CorruptError, match="not by"):
+        run()
+    for store in (source, b):
+        store.delete([info.key])
+    with pytest.raises(CorruptError, match="not signed"):
+        run()
+    source.write(info.key, right)
+    assert run().state == "already"
+    public.rename(tmp_path / "moved")
+    with pytest.raises(UsageError, match="no public key"):
+        run()
+
+
+def test_every_command_wants_the_signature(tmp_path):
+    make_dataset(LocalStore(tmp_path / "a" / "emoji"))
+    plain = '[clusters.a]\nurl = "a"\n[clusters.b]\nurl = "b"\n[datasets.emoji]\nhome = "a"\n'
+    (tmp_path / "datasync.toml").write_text(plain)
+    datasync("sign", "--new-key", "team", cwd=tmp_path)
+    datasync("replicate", "--to", "b", "-q", cwd=tmp_path)
+    assert "whole" in datasync("status", "emoji", cwd=tmp_path).stdout
+    (tmp_path / "datasync.toml").write_text(plain + 'require_signature = "team.pub.pem"\n')
+    at_b = ("emoji", "--cluster", "b")
+    for command, code in (
+        (("replicate", "emoji", "--to", "b"), 1),
+        (("replicate", "emoji", "--to", "b", "--dry-run"), 1),
+        (("verify", *at_b, "-q"), 3),
+        (("repair", *at_b, "-q"), 3),
+        (("wait", *at_b, "--timeout", "0s"), 1),
+        (("status", *at_b), 3),
+    ):
+        done = datasync(*command, cwd=tmp_path, check=code)
+        assert "is not signed" in done.stdout + done.stderr
+    places = json.loads(datasync("status", "emoji", "--json", cwd=tmp_path, check=3).stdout)["places"]
+    assert {place["state"] for place in places} == {"unsigned"}
+    datasync("sign", "emoji", "--key", "team.pem", cwd=tmp_path)
+    datasync("repair", *at_b, "-q", cwd=tmp_path)
+    datasync("verify", *at_b, "-q", cwd=tmp_path)
+    datasync("wait", *at_b, "--timeout", "0s", cwd=tmp_path)
+    datasync("status", "emoji", cwd=tmp_path)
+
+
+def test_a_source_that_may_not_be_asked_for_signatures_is_copied_without(tmp_path):
+    source, b = LocalStore(tmp_path / "a"), LocalStore(tmp_path / "b")
+    make_dataset(source)
+
+    def refuse(operation: str, key: str) -> None:
+        if key.startswith("_datasync/signatures/"):
+            raise DeniedError("denied: these keys may not list")
+
+    for state in ("published", "already"):
+        spy = Spy(source, refuse)
+        (outcome,) = replicate(spy, {"b": b}, name="emoji", options=QUICK)
+        assert outcome.state == state
+    assert spy.calls.count(("stat", "index.json")) == 1
