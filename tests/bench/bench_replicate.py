@@ -15,11 +15,14 @@ destination check a CRC; `rclone+check` is rclone copy, then `rclone check --dow
 compares content. `bare` is the floor: the same GETs and PUTs by the leanest client, four at a time, into
 memory that is used again, nothing looked at. s5cmd reaches one endpoint at a time, so it is measured where
 that is enough: `idle`, between two buckets of one server. CPU is the client's own seconds, all of its
-processes together. The servers share the machine, so on few cores wall times say as much about them.
+processes together, and beside it that of the two servers: they share the machine, so what they need, divided
+by the cores, is a time that no client can go below.
 
-All of it takes about half an hour on two cores, most of it for making 10^5 objects three times. With
+All of it takes about half an hour on two cores, most of it for making 10^5 objects three times; in a minute
+or two all parts are seen to work by `--mib 64 --small 200 --idle 500 --rounds 1 --skip memory`. With
 `--servers A B --state FILE` the servers are those that `python -m tests.servers` prints, and what was made
-there is kept in FILE, so that making and measuring can be two runs.
+there is kept in FILE, so that making and measuring can be two runs. The servers keep their data in the
+temporary folder: `TMPDIR=/dev/shm` takes the disk out of it.
 """
 
 from __future__ import annotations
@@ -78,6 +81,7 @@ class Bench:
         self.environment["PYTHONPYCACHEPREFIX"] = str(work / "compiled")
         compiled = [sys.executable, "-m", "compileall", "-q", "datasync", "shards"]
         subprocess.run(compiled, cwd=ROOT, env=self.environment, check=True)
+        self.servers = [_process_of(server) for server in (a, b)]
         self.environment |= {"AWS_ACCESS_KEY_ID": a.access_key, "AWS_SECRET_ACCESS_KEY": a.secret_key}
         for name, server in (("A", a), ("B", b)):
             self.environment |= {
@@ -88,6 +92,19 @@ class Bench:
                 f"RCLONE_CONFIG_{name}_ENDPOINT": server.endpoint,
                 f"RCLONE_CONFIG_{name}_REGION": server.region,
             }
+
+    def warm_up(self) -> None:
+        """Run everybody once, unmeasured: modules are compiled, files cached, the servers' volumes made."""
+        source, to = self.place(self.a), self.place(self.b)
+        make_dataset(open_store(f"s3://{source}/data", **self.a.options), 8, 1 << 20)
+        self.configure({"a": (self.a.endpoint, source), "b": (self.b.endpoint, to)})
+        for command in (
+            ours("a:data", "--to", "b"),
+            bare("copy", self.a.endpoint, f"{source}/data", self.b.endpoint, f"{to}/bare"),
+            rclone("copy", f"A:{source}/data", f"B:{to}/rclone"),
+            s5cmd(self.a.endpoint, "ls", f"s3://{source}/"),
+        ):
+            subprocess.run(command, cwd=self.work, env=self.environment, check=True, capture_output=True)
 
     def place(self, server: S3Server) -> str:
         """A bucket of its own, made now."""
@@ -105,6 +122,8 @@ class Bench:
 
     def time(self, scenario: str, contender: str, *commands: Sequence[str], bytes: int = 0) -> dict[str, Any]:
         """Run commands one after the other and record their wall and CPU seconds."""
+        os.sync()  # nobody pays for what the one before has left to the disk
+        served = sum(map(_cpu_of, self.servers))
         before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
         for command in commands:
             done = subprocess.run(
@@ -117,6 +136,7 @@ class Bench:
         wall, after = time.monotonic() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
         cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         row: dict[str, Any] = {"scenario": scenario, "contender": contender, "wall": wall, "cpu": cpu}
+        row["servers"] = sum(map(_cpu_of, self.servers)) - served
         if bytes:
             row |= {"mib_s": bytes / wall / (1 << 20), "cpu_gib": cpu / (bytes / (1 << 30))}
         self.rows.append(row)
@@ -126,7 +146,28 @@ class Bench:
 
 def _line(row: dict[str, Any]) -> str:
     rate = f"  {row['mib_s']:7.1f} MiB/s  {row['cpu_gib']:6.2f} CPU s/GiB" if "mib_s" in row else ""
-    return f"{row['scenario']:16} {row['contender']:22} {row['wall']:8.2f} s  {row['cpu']:7.2f} CPU s{rate}"
+    return (
+        f"{row['scenario']:16} {row['contender']:22} {row['wall']:8.2f} s  {row['cpu']:7.2f} CPU s"
+        f"  servers {row['servers']:7.2f} CPU s{rate}"
+    )
+
+
+def _process_of(server: S3Server) -> int:
+    """The process of a server, which others may have started."""
+    if server.process is not None:
+        return server.process.pid
+    wanted = f"-s3.port={server.endpoint.rpartition(':')[2]}".encode()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if wanted in path.read_bytes().split(b"\0"):
+                return int(path.parent.name)
+    raise RuntimeError(f"no process of this machine serves {server.endpoint}")
+
+
+def _cpu_of(process: int) -> float:
+    """CPU seconds of a process so far."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def ours(*arguments: str) -> list[str]:
@@ -187,8 +228,6 @@ def make_dataset(store: Store, count: int, size: int, *, extra: int = 0, known: 
 def copy(bench: Bench, scenario: str, count: int, size: int) -> None:
     source = bench.place(bench.a)
     total = make_dataset(open_store(f"s3://{source}/data", **bench.a.options), count, size)
-    # The server makes its volumes at its first writes: nobody shall pay for that.
-    make_dataset(open_store(f"s3://{bench.place(bench.b)}/warm", **bench.b.options), 8, min(size, 1 << 20))
     for _ in range(bench.rounds):
         for name in ("bare", "ours", "rclone", "rclone -16", "rclone+check"):
             to = bench.place(bench.b)
@@ -201,7 +240,6 @@ def copy(bench: Bench, scenario: str, count: int, size: int) -> None:
                 commands = [ours("a:data", "--to", "b")]
             if name == "bare":
                 commands = [bare("copy", bench.a.endpoint, f"{source}/data", bench.b.endpoint, f"{to}/data")]
-            os.sync()  # nobody pays for what the one before has left to the disk
             bench.time(scenario, name, *commands, bytes=total)
 
 
@@ -243,8 +281,7 @@ def idle(bench: Bench, count: int, buckets: dict[str, str]) -> None:
         bench.time(
             scenario, "s5cmd sync", s5cmd(bench.a.endpoint, "sync", f"s3://{a}/data/*", f"s3://{c}/data/")
         )
-        if objects < count:
-            bench.time(scenario, "rclone sync", rclone(*sync))
+        bench.time(scenario, "rclone sync", rclone(*sync))
 
 
 def changed(bench: Bench, count: int, buckets: dict[str, str]) -> None:
@@ -287,7 +324,6 @@ def three(bench: Bench, mib: int) -> None:
                 places = {name: (bench.b.endpoint, bench.place(bench.b)) for name in "bcd"}
                 bench.configure({"a": (link.endpoint, source), **places})
                 before = link.bytes_down
-                os.sync()
                 commands = (ours("a:data", "--to", group) for group in groups)
                 row = bench.time(scenario, contender, *commands, bytes=3 * total)
                 row["source_reads"] = (link.bytes_down - before) / total
@@ -385,6 +421,15 @@ def ratios(rows: list[dict[str, Any]]) -> list[str]:
             continue
         times, cpu = walls[mine] / wall, cpus[mine] / cpus[scenario, contender]
         lines.append(f"{scenario}: wall {times:.2f}x, CPU {cpu:.2f}x {contender} ({1 / times:.1f}x as fast)")
+    cores = os.cpu_count() or 1
+    for scenario in [name for name in ("shards", "small") if (name, "rclone") in walls]:
+        mine = [row for row in rows if (row["scenario"], row["contender"]) == (scenario, "rclone")]
+        floor = statistics.median(row["servers"] for row in mine) / cores
+        shares = [f"{floor / walls[scenario, name]:.2f}x {name}" for name in ("rclone", "rclone+check")]
+        lines.append(
+            f"{scenario}: what the servers need for rclone copy is {floor:.2f} s on {cores} cores: "
+            + ", ".join(shares)
+        )
     for scenario in {row["scenario"] for row in rows if row["scenario"].startswith("changed")}:
         parts = [walls[scenario, name] for name in ("nothing to do", "a dataset of one shard")]
         share = walls[scenario, "one more shard"] / sum(parts)
@@ -418,11 +463,12 @@ def main() -> None:
     parser.add_argument("--idle", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=PARTS, action="append")
+    parser.add_argument("--skip", choices=PARTS, action="append", default=[])
     parser.add_argument("--servers", nargs=2, metavar=("A", "B"))
     parser.add_argument("--state", type=Path)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    parts = options.only or PARTS
+    parts = [part for part in options.only or PARTS if part not in options.skip]
     if "memory" in parts:
         memory()
     if parts == ["memory"]:
@@ -431,6 +477,7 @@ def main() -> None:
         given = options.servers
         a, b = map(_at, given) if given else stack.enter_context(running(seaweedfs, 2))
         bench = Bench(a, b, stack.enter_context(_folder()), options.rounds)
+        bench.warm_up()
         if "shards" in parts:
             copy(bench, "shards", max(options.mib // 16, 1), SHARD_BYTES)
         if "small" in parts:
