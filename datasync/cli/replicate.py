@@ -8,6 +8,7 @@ import typer
 
 if TYPE_CHECKING:
     from datasync.replicate import Outcome, Stop
+    from datasync.replicate.relay import Hop
 
 
 def replicate(
@@ -62,6 +63,7 @@ def replicate(
     \b
     Exit codes: 0 done, 1 failed, 2 usage, 4 stopped by --max-runtime, 75 another run is at work there.
     """
+    import contextlib
     import json
     import os
 
@@ -70,7 +72,7 @@ def replicate(
 
     from datasync.cli import load_config
     from datasync.config_values import Place, duration, share
-    from datasync.errors import UsageError
+    from datasync.errors import DatasyncError, UsageError
     from datasync.ops.targets import Target, split, targets
     from datasync.replicate import Options, Stop, report
     from datasync.replicate.control import stop_after, stop_on_signals
@@ -97,27 +99,33 @@ def replicate(
     with stop_on_signals(stop), patient(options.retry_seconds), stop_after(stop, seconds):
         chosen = targets(config, names or [], to=split(to or []), source=source, rename=rename)
         for target in chosen:
-            hops = hops_of(target, config) if relay and dry_run and isinstance(target, Target) else []
-            feeders = {hop.to: hop.source for hop in hops}
+            hops: list[Hop] = []
+            if relay and dry_run and isinstance(target, Target) and len(target.to) > 1:
+                with contextlib.suppress(DatasyncError):  # the outcomes tell it
+                    hops = hops_of(target, config, as_tree=tree)
             if hops and not json_output:
                 print(f"{target.name} by relay: {', '.join(f'{hop.source} → {hop.to}' for hop in hops)}")
+                print("\n".join(map(report.hop, hops)))
+            ways = {hop.to: hop for hop in hops}
             for outcome in replicate_all(target, options, stop, relay=relay, config=config):
                 outcomes.append(outcome)
-                feeder = feeders.get(outcome.destination, target.cluster or "")
+                feeder = outcome.feeder or target.cluster or ""
                 price = config.clusters[feeder].egress_per_gib if feeder in config.clusters else 0.0
                 documents.append(report.as_dict(outcome, cost_per_gib=price))
-                if hops:
+                if outcome.feeder:
                     documents[-1]["relay_from"] = feeder
+                if (way := ways.get(outcome.destination)) is not None:
+                    documents[-1]["relay"] = {"price_per_gib": way.price, "bytes_per_second": way.rate}
                 if not json_output:
                     print(report.line(outcome, cost_per_gib=price), flush=True)
             if stop.event.is_set():
                 break
+    total = sum(document["cost"] for document in documents)
     if json_output:
-        print(
-            json.dumps(
-                {"replications": documents, "stopped": stop.reason or None}, indent=1, ensure_ascii=False
-            )
-        )
+        document = {"replications": documents, "cost": total, "stopped": stop.reason or None}
+        print(json.dumps(document, indent=1, ensure_ascii=False))
+    elif dry_run and total and len(outcomes) > 1:
+        print(f"in all   costs {total:.2f}")
     _end(outcomes, stop)
 
 

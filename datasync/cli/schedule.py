@@ -112,9 +112,13 @@ def install(
 
     from datasync.cli import load_config
     from datasync.ops import install as installing
+    from datasync.ops.check import check_policy
 
     config = load_config()
-    job = installing.job(_policy(config, name), config.path, image=image)
+    policy = _policy(config, name)
+    if _kind(kind) != "k8s":  # there the paths are those of the pod
+        check_policy(config, policy)
+    job = installing.job(policy, config.path, image=image)
     where = installing.install(job, _kind(kind), file=file, user=user)
     upcoming = next(job.cron.after(datetime.now()))
     print(f"{name} is in {where}; next run {upcoming.isoformat(sep=' ', timespec='minutes')}")

@@ -1,6 +1,6 @@
 """`schedule run`: one scheduled run of a policy, from its delay to its log line.
 
-    jitter ─► attempt ─► failed? wait, again ─► gc ─► log line, state, metrics ─► hooks, heartbeat
+    check ─► jitter ─► attempt ─► failed? wait, again ─► gc ─► log line, state, metrics ─► hooks, heartbeat
 
 Quiet when all is well. What is told to whom:
 
@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from datasync.errors import DatasyncError
+from datasync.ops import check
 from datasync.ops.cron import Cron
 from datasync.ops.targets import targets
 
@@ -93,9 +94,12 @@ def run(
     """
     before = read_state(state_folder(config.path), policy.name)
     began = datetime.now()
+    record = _opened(policy, before, began)
+    wrong = check.problem(config, policy)
+    if wrong is not None:
+        return _closed(config, policy, before, record | _summary(wrong.exit_code, [], wrong, stop), began)
     if jitter and policy.jitter:
         stop.event.wait(random.uniform(0, policy.jitter))
-    record = _opened(policy, before, began)
     code, outcomes, problem = _attempts(config, policy, stop, record, quiet=quiet)
     if code == 0 and policy.keep is not None:
         code, problem = _collect(config, policy, outcomes, problem)
@@ -130,6 +134,8 @@ def _closed(
     # A log that was asked for and cannot be written fails the run, so that the hook hears of it and no
     # heartbeat goes out. The state is this tool's own: without it, recovery and missed runs go unnoticed.
     try:
+        if not policy.log:
+            folder.mkdir(parents=True, exist_ok=True)
         _write_line(Path(policy.log) if policy.log else folder / f"{policy.name}.jsonl", record)
     except OSError as error:
         if policy.log is None:
@@ -253,7 +259,6 @@ def _remember(folder: Path, policy: Replication, before: State | None, record: d
 
 def _write_line(path: Path, record: dict[str, Any]) -> None:
     """Append one line by one write, so that the lines of two runs do not mix."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "ab", buffering=0) as file:
         file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
 
@@ -285,7 +290,6 @@ def write_metrics(path: Path, policy: Replication, record: dict[str, Any], befor
     for place in record["places"]:
         value = place["state"] in ("already", "published")
         whole.labels(policy.name, place["dataset"], place["destination"]).set(value)
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_to_textfile(str(path), registry)
 
 

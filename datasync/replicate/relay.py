@@ -3,19 +3,24 @@
 Without relay every destination is fed from the source, in one run that reads each object once. With relay the
 destinations are fed one after another, and one that is whole may serve the next: each is fed from the place
 that costs least to read and, of those, was fastest last time. The order is a shortest-first walk: at every
-step the cheapest pair of a place that has the dataset and a place that lacks it.
+step the cheapest pair of a place that has the dataset and a place that lacks it, by the price of what that
+place needs.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from datasync.errors import DatasyncError, UsageError
+from datasync.errors import DatasyncError, NotFoundError, UsageError
 from datasync.ops import receipts
 from datasync.ops.targets import Missing, Target
+from datasync.replicate.catalog import describe, learn
+from datasync.replicate.destination import compared
+from datasync.replicate.limits import identity
 from datasync.replicate.run import ALREADY, PUBLISHED, Options, Outcome, Stop, replicate
 
 if TYPE_CHECKING:
@@ -27,10 +32,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """One step of a relay: `to` is fed from `source`."""
+    """One step of a relay: `to` is fed from `source`.
+
+    Args:
+        source, to (str): Names of places.
+        price (float): Of reading a GiB at `source`. Default: ``0``.
+        rate (float | None): Bytes a second that were measured on this way, or else at `to`. Default: unknown.
+    """
 
     source: str
     to: str
+    price: float = field(default=0.0, compare=False)
+    rate: float | None = field(default=None, compare=False)
 
 
 def plan_relay(source: str, to: Sequence[str], cost: Callable[[str, str], tuple[float, float]]) -> list[Hop]:
@@ -39,7 +52,7 @@ def plan_relay(source: str, to: Sequence[str], cost: Callable[[str, str], tuple[
     Args:
         source (str): Where the dataset is.
         to (Sequence[str]): Where it goes, in the order of preference among equals.
-        cost (Callable): (price a GiB, seconds a GiB) of reading at one place and writing at another.
+        cost (Callable): (price, seconds a byte) of reading at one place and writing at another.
     """
     have, lack, hops = [source], list(to), []
     while lack:
@@ -84,16 +97,20 @@ def _replicate(
     target: Target, options: Options, stop: Stop, *, relay: bool, config: Config
 ) -> Iterator[Outcome]:
     if options.require_signature is None and target.require_signature is not None:
-        from dataclasses import replace
-
         options = replace(options, require_signature=target.require_signature)
-    if not relay or len(target.to) < 2 or options.dry_run:
+    if not relay or len(target.to) < 2:
         yield from _fed(target, target.to, options, stop)
+        return
+    if options.dry_run:
+        feeders = {hop.to: hop.source for hop in hops_of(target, config, as_tree=options.as_tree)}
+        for outcome in _fed(target, target.to, options, stop):
+            outcome.feeder, outcome.paid_bytes = feeders[outcome.destination], outcome.to_copy_bytes
+            yield outcome
         return
     origin = origin_of(target)
     stores = {origin: target.source, **target.to}
     good = {origin}
-    for hop in hops_of(target, config):
+    for hop in hops_of(target, config, as_tree=options.as_tree):
         feeder = hop.source if hop.source in good else origin
         to = {hop.to: stores[hop.to]}
         try:
@@ -110,8 +127,10 @@ def _replicate(
             if feeder == origin:
                 raise
             log.warning("%s cannot feed %s any more: %s", feeder, hop.to, error.message)
+            feeder = origin
             outcomes = _fed(target, to, options, stop)
         for outcome in outcomes:
+            outcome.feeder = feeder
             if outcome.state in (ALREADY, PUBLISHED):
                 good.add(hop.to)
             yield outcome
@@ -129,26 +148,60 @@ def origin_of(target: Target) -> str:
     return target.cluster or target.source.url
 
 
-def hops_of(target: Target, config: Config) -> list[Hop]:
+def hops_of(target: Target, config: Config, *, as_tree: bool = False) -> list[Hop]:
     """The relay of a target, by the prices of the configuration and the rates of earlier runs."""
-    rates = _rates(target)
+    origin = origin_of(target)
+    rates = _rates({origin: target.source, **target.to})
+
+    def price(a: str) -> float:
+        return config.clusters[a].egress_per_gib if a in config.clusters else 0.0
+
+    def rate(a: str, b: str) -> float | None:
+        return rates.get((a, b)) or rates.get(("", b))
+
+    # Where reading costs something, who needs least goes first, and then feeds the others.
+    needs = _needs(target, as_tree=as_tree) if any(map(price, (origin, *target.to))) else {}
 
     def cost(a: str, b: str) -> tuple[float, float]:
-        price = config.clusters[a].egress_per_gib if a in config.clusters else 0.0
-        return price, (1 << 30) / rates[b] if b in rates else 0.0
+        known = rate(a, b)
+        return price(a) * needs.get(b, 1), 1 / known if known else math.inf
 
-    return plan_relay(origin_of(target), list(target.to), cost)
+    hops = plan_relay(origin, list(target.to), cost)
+    return [replace(hop, price=price(hop.source), rate=rate(hop.source, hop.to)) for hop in hops]
 
 
-def _rates(target: Target) -> Mapping[str, float]:
-    """Bytes a second at which each destination was fed last, where that is known."""
+def _needs(target: Target, *, as_tree: bool) -> Mapping[str, int]:
+    """Bytes that each destination needs; of one that cannot be asked, all."""
+    catalog = describe(target.source, target.name, as_tree=as_tree)
     found = {}
     for place, store in target.to.items():
         try:
-            rate = receipts.rate(receipts.read(store))
+            receipt = receipts.read(store)
+            learn(catalog, store, receipt)
+            found[place] = compared(catalog, store, receipt, {}).bytes
+        except DatasyncError as error:
+            log.info("what %s needs is not known: %s", place, error.message)
+            found[place] = catalog.total_bytes
+    return found
+
+
+def _rates(places: Mapping[str, Store]) -> Mapping[tuple[str, str], float]:
+    """Bytes a second of the last run that copied from one place to another; from ``""``: from anywhere."""
+    names = {identity(store): place for place, store in places.items()}
+    found: dict[tuple[str, str], float] = {}
+    for place, store in places.items():
+        try:
+            earlier = receipts.read_all(store)
+        except NotFoundError:
+            continue
         except DatasyncError as error:  # of a place that is dead, its own turn will tell
             log.info("the last rate at %s is not known: %s", place, error.message)
             continue
-        if rate:
-            found[place] = rate
+        for receipt in earlier:
+            rate = receipts.rate(receipt)
+            source = names.get((receipt.source["endpoint"], receipt.source["url"]))
+            if rate:
+                found["", place] = rate
+            if rate and source is not None:
+                found[source, place] = rate
     return found

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from datasync.replicate.catalog import TREE
 from datasync.replicate.run import ALREADY, FAILED, PLANNED, PUBLISHED, STOPPED, Outcome
 from shards.progress import format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from datasync.replicate.relay import Hop
 
 
 def line(outcome: Outcome, *, cost_per_gib: float = 0.0) -> str:
@@ -15,7 +18,7 @@ def line(outcome: Outcome, *, cost_per_gib: float = 0.0) -> str:
     version = f"{outcome.version[:6]}…" if outcome.version else "new"
     head = f"{outcome.name} {version} → {outcome.destination}"
     if not outcome.kind:
-        return f"{head}   failed"
+        return f"{head}   {'stopped' if outcome.state == STOPPED else 'failed'}"
     size = f"{format_count(outcome.objects, noun)} · {format_bytes(outcome.bytes)}"
     return f"{head}   {size} · {_what(outcome, cost_per_gib)}"
 
@@ -39,7 +42,8 @@ def _what(outcome: Outcome, cost_per_gib: float) -> str:
         if outcome.estimate_seconds is not None:
             parts.append(f"about {format_seconds(outcome.estimate_seconds)}")
         if cost_per_gib:
-            parts.append(f"costs {cost_per_gib * outcome.to_copy_bytes / (1 << 30):.2f}")
+            rest = ", the rest is read for others" if outcome.paid_bytes < outcome.to_copy_bytes else ""
+            parts.append(f"costs {cost(outcome, cost_per_gib):.2f}{rest}")
         return " · ".join(parts)
     if outcome.state == FAILED and not outcome.to_copy:  # it may have failed before anything was compared
         return "failed, not published"
@@ -59,6 +63,19 @@ def _what(outcome: Outcome, cost_per_gib: float) -> str:
     else:
         parts.append("failed, not published")
     return " · ".join(parts)
+
+
+def cost(outcome: Outcome, cost_per_gib: float) -> float:
+    """What a planned destination adds to the price of the run: of what several need, the first pays."""
+    return cost_per_gib * outcome.paid_bytes / (1 << 30)
+
+
+def hop(way: Hop) -> str:
+    """One step of a relay, with what it was chosen by."""
+    price = f"{way.price:g} a GiB" if way.price else "free to read"
+    return f"  {way.source} → {way.to}   {price} · " + (
+        f"{format_bytes(way.rate)}/s last time" if way.rate else "not measured yet"
+    )
 
 
 def as_dict(outcome: Outcome, *, cost_per_gib: float = 0.0) -> dict[str, Any]:
@@ -95,7 +112,7 @@ def as_dict(outcome: Outcome, *, cost_per_gib: float = 0.0) -> dict[str, Any]:
         "source_bytes_read": outcome.source_bytes_read,
         "seconds": round(outcome.seconds, 3),
         "estimate_seconds": outcome.estimate_seconds,
-        "cost": cost_per_gib * outcome.to_copy_bytes / (1 << 30),
+        "cost": cost(outcome, cost_per_gib),
         "error": None
         if outcome.error is None
         else {"message": outcome.error.message, "mend": outcome.error.mend},

@@ -164,13 +164,20 @@ class FsspecStore:
     def stat(self, key: str) -> ObjectInfo:
         path = self.full_path(key)
         with self.translated(key):
-            self.fs.invalidate_cache(self.fs._parent(path))
-            found = self.fs.info(path)
+            found = self._info(path)
         if found.get("type") == "directory":
             raise NotFoundError(
                 f"no object {key} at {self._url}: that is a folder", mend="name an object in it"
             )
         return _described(key, found)
+
+    def _info(self, path: str) -> Mapping[str, Any]:
+        """What the file system says of one object, asked anew."""
+        if self.scheme == "hf":
+            return _info_at_hub(self.fs, path)
+        self.fs.invalidate_cache(self.fs._parent(path))
+        found: Mapping[str, Any] = self.fs.info(path)
+        return found
 
     def list(self, prefix: str = "", *, after: str = "") -> Iterator[ObjectInfo]:
         folder = check_prefix(prefix.rpartition("/")[0], where=self._url) if "/" in prefix else ""
@@ -253,10 +260,12 @@ class FsspecStore:
 
     def _pieces(self, key: str, start: int, end: int, chunk: int, before: ObjectInfo) -> Iterator[Buffer]:
         path, offset = self.full_path(key), start
+        # The hub's files would each look themselves up, by a listing of their folder.
+        more = {"size": before.bytes, "cache_type": "none"} if self.scheme == "hf" else {}
         while offset < end:
             stop = min(offset + chunk, end)
             with self.translated(key):
-                piece = self.fs.cat_file(path, start=offset, end=stop)
+                piece = self.fs.cat_file(path, start=offset, end=stop, **more)
             if len(piece) != stop - offset:
                 raise TransientError(
                     f"{self._url}/{key} gave {len(piece)} of {stop - offset} bytes", mend="run again"
@@ -455,6 +464,21 @@ class FsspecStore:
             raise TransientError(f"{self._url}/{key}: {error}", mend="run again") from error
         except Exception as error:
             raise _by_status(error, f"{self._url}/{key}") from error
+
+
+def _info_at_hub(fs: Any, path: str) -> Mapping[str, Any]:
+    """One object of Hugging Face's hub; its file system would list the whole folder to find it."""
+    from huggingface_hub import HfApi
+
+    place = fs.resolve_path(path)
+    found = HfApi(endpoint=fs.endpoint, token=fs.token).get_paths_info(
+        place.repo_id, place.path_in_repo, revision=place.revision, repo_type=place.repo_type
+    )
+    if not found:
+        raise FileNotFoundError(path)
+    if not hasattr(found[0], "blob_id"):
+        return {"type": "directory"}
+    return {"type": "file", "size": found[0].size, "blob_id": found[0].blob_id}
 
 
 _ABSENT = (FileNotFoundError, LookupError)  # what file systems themselves mean by "not there"

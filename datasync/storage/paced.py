@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from datasync.errors import TransientError
 from datasync.storage.base import Abilities, Buffer, Filled, ObjectInfo, Store, Upload, UploadInfo
 from datasync.storage.rate import Pace, Timetable
+from datasync.storage.retry import patience
 
 _LOCK = threading.Lock()
 _PACES: dict[tuple[str, Timetable], Pace] = {}
@@ -67,11 +69,11 @@ class PacedStore:
 
     def read(self, key: str, *, start: int = 0, length: int | None = None, etag: str | None = None) -> bytes:
         if length is not None:
-            self._pace.take(length)
+            self._take(key, length)
             return self.store.read(key, start=start, length=length, etag=etag)
         # The size is known only afterwards: the next transfer waits for this one.
         data = self.store.read(key, start=start, length=length, etag=etag)
-        self._pace.take(len(data))
+        self._take(key, len(data))
         return data
 
     def read_into(
@@ -83,7 +85,7 @@ class PacedStore:
         etag: str | None = None,
         sha256: bool = False,
     ) -> Filled:
-        self._pace.take(len(buffer))
+        self._take(key, len(buffer))
         return self.store.read_into(key, buffer, start=start, etag=etag, sha256=sha256)
 
     @contextlib.contextmanager
@@ -97,13 +99,22 @@ class PacedStore:
         chunk: int = 1 << 20,
     ) -> Iterator[Iterator[Buffer]]:
         with self.store.stream(key, start=start, length=length, etag=etag, chunk=chunk) as pieces:
-            yield self._slowly(pieces)
+            yield self._slowly(key, pieces)
 
-    def _slowly(self, pieces: Iterator[Buffer]) -> Iterator[Buffer]:
-        pace = self._pace
+    def _slowly(self, key: str, pieces: Iterator[Buffer]) -> Iterator[Buffer]:
         for piece in pieces:
-            pace.take(len(piece))
+            self._take(key, len(piece))
             yield piece
+
+    def _take(self, key: str, count: int) -> None:
+        """Wait for the share of `count` bytes; this tool's own small records are written also at the end.
+
+        Raises:
+            TransientError: The work is to end, and this had not begun.
+        """
+        self._pace.take(count)
+        if patience().stopped and not key.startswith("_datasync/"):
+            raise TransientError(f"{self.url}/{key}: stopped before its turn", mend="run again")
 
     def write(
         self,
@@ -114,18 +125,18 @@ class PacedStore:
         if_absent: bool = False,
         if_match: str | None = None,
     ) -> ObjectInfo:
-        self._pace.take(memoryview(data).nbytes)
+        self._take(key, memoryview(data).nbytes)
         return self.store.write(key, data, crc32c=crc32c, if_absent=if_absent, if_match=if_match)
 
     def write_file(self, key: str, path: Path, *, if_absent: bool = False) -> ObjectInfo:
-        self._pace.take(path.stat().st_size)
+        self._take(key, path.stat().st_size)
         return self.store.write_file(key, path, if_absent=if_absent)
 
     def begin(self, key: str, *, bytes: int) -> Upload:
-        return _PacedUpload(self.store.begin(key, bytes=bytes), self._pace)
+        return _PacedUpload(self.store.begin(key, bytes=bytes), self._take)
 
     def resume(self, key: str, upload_id: str, *, bytes: int) -> Upload:
-        return _PacedUpload(self.store.resume(key, upload_id, bytes=bytes), self._pace)
+        return _PacedUpload(self.store.resume(key, upload_id, bytes=bytes), self._take)
 
     def uploads(self, prefix: str = "") -> Iterator[UploadInfo]:
         return self.store.uploads(prefix)
@@ -141,15 +152,15 @@ class PacedStore:
 class _PacedUpload:
     """An upload whose parts wait for their share."""
 
-    def __init__(self, upload: Upload, pace: Pace) -> None:
+    def __init__(self, upload: Upload, take: Callable[[str, int], None]) -> None:
         self._upload = upload
-        self._pace = pace
+        self._take = take
         self.key = upload.key
         self.upload_id = upload.upload_id
         self.part_bytes = upload.part_bytes
 
     def put(self, number: int, data: Buffer, *, crc32c: int | None = None) -> str:
-        self._pace.take(memoryview(data).nbytes)
+        self._take(self.key, memoryview(data).nbytes)
         return self._upload.put(number, data, crc32c=crc32c)
 
     def wait_turn(self, number: int) -> None:

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
+from datasync.storage.retry import patience
+
 _BURST_SECONDS = 0.25
 _LOOK_AGAIN_SECONDS = 30.0
 
@@ -74,7 +76,7 @@ class Pace:
         timetable (Timetable): The limits.
         now (Callable[[], datetime]): The wall clock. Default: `datetime.now`.
         clock (Callable[[], float]): A clock in seconds that only goes forward. Default: `time.monotonic`.
-        sleep (Callable[[float], None]): How to wait. Default: `time.sleep`.
+        sleep (Callable[[float], None]): How to wait. Default: until the work is to end, at most.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class Pace:
         *,
         now: Callable[[], datetime] = datetime.now,
         clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Callable[[float], None] = lambda seconds: patience().sleep(seconds),
     ) -> None:
         self._timetable = timetable
         self._now = now

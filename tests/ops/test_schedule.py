@@ -19,8 +19,10 @@ from pathlib import Path
 
 import pytest
 
+from datasync.config import Config
 from datasync.errors import StoreError, UsageError
 from datasync.ops import receipts, schedule
+from datasync.ops.check import check_policy
 from datasync.ops.cron import Cron
 from datasync.ops.install import Job, crontab_block, k8s_cronjob, systemd_units, with_block, without_block
 from datasync.replicate.lease import held
@@ -40,7 +42,7 @@ to = ["b"]
 schedule = "30 2 * * *"
 retries = 1
 retry_delay = 0.1
-metrics = "metrics/datasync.prom"
+metrics = "datasync.prom"
 log = "runs.jsonl"
 {more}
 """
@@ -80,7 +82,7 @@ def test_a_good_run_is_silent_and_leaves_a_receipt_a_line_and_metrics(work):
     (line,) = lines(work)
     assert (line["exit_code"], line["attempts"], line["copied"]["objects"]) == (0, 1, 4)
     assert line["places"][0]["state"] == "published"
-    metrics = (work / "metrics" / "datasync.prom").read_text()
+    metrics = (work / "datasync.prom").read_text()
     assert 'datasync_last_exit_code{policy="nightly"} 0.0' in metrics
     assert 'datasync_whole{dataset="emoji",destination="b",policy="nightly"} 1.0' in metrics
     run(work)
@@ -148,7 +150,7 @@ def test_a_hook_is_run_by_the_shell(work):
 
 def test_a_log_that_cannot_be_written_is_a_failure_that_the_hook_hears_of(work):
     configure(work, 'on_failure = "cat > failed.json"')
-    (work / "runs.jsonl").mkdir()
+    (work / "runs.jsonl").symlink_to("/dev/full")
     done = run(work, 1)
     assert "the log could not be written" in done.stderr
     assert "the log could not be written" in (work / "failed.json").read_text()
@@ -199,6 +201,50 @@ def test_a_policy_that_is_gone_can_still_be_removed(work):
     assert "no replication is called 'nightly'" in again.stderr
 
 
+@pytest.mark.parametrize(
+    ("more", "limit", "told"),
+    [
+        ('metrics = "typo/datasync.prom"', "", "replication.weekly.metrics: there is no folder"),
+        ('log = "typo/runs.jsonl"', "", "replication.weekly.log: there is no folder"),
+        ('log = "a"', "", "a is a folder"),
+        ('on_failure = "/no/such/hook --now"', "", "replication.weekly.on_failure: there is no command"),
+        ('on_recovery = "no-such-command x"', "", "weekly.on_recovery: there is no command no-such-command"),
+        ('on_failure = "https:///path"', "", "is no URL"),
+        ('heartbeat = "ping.example/abc"', "", "replication.weekly.heartbeat: 'ping.example/abc' is no URL"),
+        ("", 'ca_bundle = "ca.pem"', "clusters.b.ca_bundle: "),
+        ("", 'access_key = "file:k"\nsecret_key = "file:k"', "clusters.b.access_key: "),
+        ("", '[datasets.signed]\nhome = "a"\nrequire_signature = "keys/x.pem"', "datasets.signed.require_"),
+    ],
+)
+def test_what_is_mistyped_is_told_before_anything_runs(work, more, limit, told):
+    configure(work, f'[replication.weekly]\nto = ["b"]\nschedule = "@weekly"\n{more}', limit)
+    for command in ("run", "install"):
+        file = ["--file", "table"] if command == "install" else []
+        done = datasync("schedule", command, "weekly", *file, cwd=work, check=2)
+        assert told in done.stderr
+    assert "mend: " in done.stderr
+    assert not (work / "typo").exists()
+    assert not (work / "table").exists()
+    assert not (work / "b").exists()
+
+
+def test_a_failure_hook_hears_of_a_policy_that_cannot_run(work):
+    configure(work, 'on_failure = "cat > failed.json"\non_recovery = "nowhere"')
+    run(work, 2)
+    told = json.loads((work / "failed.json").read_text())
+    assert (told["exit_code"], told["attempts"]) == (2, 0)
+    assert "there is no command nowhere" in told["errors"][0]
+
+
+@pytest.mark.parametrize(
+    "hook", ["cat > failed.json", "[ -d . ] && false", "X=1 env", "(exit 0)", "https://host:80/path"]
+)
+def test_hooks_that_a_shell_understands_pass(hook, work):
+    configure(work, f"on_failure = {json.dumps(hook)}")
+    config = Config.load(work / "datasync.toml")
+    check_policy(config, config.replication["nightly"])
+
+
 def test_no_folder_is_made_for_a_mistyped_crontab(work):
     done = datasync("schedule", "install", "nightly", "--file", "typo/table", cwd=work, check=2)
     assert "there is no folder typo" in done.stderr
@@ -228,9 +274,11 @@ def test_a_place_that_never_answers_does_not_keep_a_run_that_was_stopped(work, c
         text=True,
     )
     if command == "replicate":
-        silent.accept()
+        connection, _ = silent.accept()
         process.terminate()
     _, told = process.communicate(timeout=30)
+    if command == "replicate":
+        connection.close()
     silent.close()
     assert process.returncode == {"replicate": 143, "schedule": 4}[command]
     assert "what was under way had still not ended" in told
@@ -272,6 +320,7 @@ def test_a_deadline_ends_the_run_with_its_code(work):
     configure(work, "max_runtime = 1", limit='rate_limit = "10 KiB/s"')
     run(work, 4)
     assert "max-runtime" in lines(work)[0]["stopped"]
+    assert lines(work)[0]["seconds"] < 4  # what waits for its share of the rate does not keep it
 
 
 def test_old_versions_go_where_the_policy_says_how_many_stay(work):

@@ -12,7 +12,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 _COMMIT = "0" * 40
 _API, _FILES = "/api/datasets/user/data", "/datasets/user/data/resolve/"
@@ -22,14 +22,21 @@ class Hub:
     """Serves `folder` as the dataset ``user/data``."""
 
     def __init__(self, folder: Path) -> None:
+        self.asked: list[str] = []
+
         class Handler(_Handler):
             root = folder
+            asked = self.asked
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
 
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
     def __enter__(self) -> str:
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+        return self.endpoint
 
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
@@ -39,12 +46,14 @@ class Hub:
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     root: Path
+    asked: list[str]
 
     def log_message(self, *args: object) -> None:
         pass
 
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)
+        self.asked.append(path)
         if path == _API or path.startswith(f"{_API}/revision/"):
             self._json({"id": "user/data", "sha": _COMMIT, "siblings": [], "private": False, "tags": []})
         elif path.startswith(f"{_API}/tree/"):
@@ -60,6 +69,16 @@ class _Handler(BaseHTTPRequestHandler):
             self._json({"error": f"nothing at {path}"}, 404)
 
     do_HEAD = do_GET
+
+    def do_POST(self) -> None:
+        path = unquote(urlsplit(self.path).path)
+        self.asked.append(path)
+        body = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
+        if not path.startswith(f"{_API}/paths-info/"):
+            self._json({"error": f"nothing at {path}"}, 404)
+            return
+        there = [self.root / name for name in body["paths"]]
+        self._json([self._entry(found) for found in there if found.exists()])
 
     def _entry(self, found: Path) -> dict[str, Any]:
         name = str(found.relative_to(self.root))

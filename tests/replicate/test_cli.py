@@ -10,7 +10,7 @@ import pytest
 from datasync.ops import receipts
 from datasync.storage import open_store
 from datasync.storage.local import LocalStore
-from tests.replicate.kit import data_of, datasync, make_dataset, write_tree
+from tests.replicate.kit import data_of, datasync, make_dataset, publish_dataset, shard_bytes, write_tree
 
 CONFIG = """
 [clusters.cluster-a]
@@ -87,6 +87,46 @@ def test_a_dry_run_tells_objects_bytes_and_cost(work):
     assert document["replications"][0]["cost"] == pytest.approx(
         0.05 * sum(20_000 + n for n in range(6)) / 2**30
     )
+
+
+def test_what_several_destinations_need_is_paid_once(tmp_path):
+    (tmp_path / "datasync.toml").write_text(
+        '[clusters.a]\nurl = "a"\negress_per_gib = 1000\n[clusters.b]\nurl = "b"\n'
+        '[clusters.c]\nurl = "c"\negress_per_gib = 10\n[clusters.d]\nurl = "d"\n'
+        '[datasets.emoji]\nhome = "a"\n'
+    )
+    size, half = 1 << 20, 1 << 19
+    source = LocalStore(tmp_path / "a" / "emoji")
+    shards = {f"shards/{n}.mds": shard_bytes(n, size) for n in range(2)}
+    publish_dataset(source, {"shards/0.mds": shards["shards/0.mds"]})
+    datasync("replicate", "--to", "b,c", "-q", cwd=tmp_path)
+    publish_dataset(source, shards)
+    datasync("replicate", "--to", "b", "-q", cwd=tmp_path)
+    # Of three objects b has two, c has one, d has none.
+    publish_dataset(source, shards | {"shards/2.mds": shard_bytes(2, half)})
+
+    plan = ("replicate", "--to", "b,c,d", "--dry-run")
+    document = json.loads(datasync(*plan, "--json", cwd=tmp_path).stdout)
+    need = [place["to_copy"]["bytes"] for place in document["replications"]]
+    assert need == [half, half + size, half + 2 * size]
+    costs = [place["cost"] for place in document["replications"]]
+    assert costs == [1000 * half / 2**30, 1000 * size / 2**30, 1000 * size / 2**30]
+    assert document["cost"] == sum(costs) == 1000 * (half + 2 * size) / 2**30
+    shown = datasync(*plan, cwd=tmp_path).stdout
+    assert "costs 0.49\n" in shown
+    assert "costs 0.98, the rest is read for others" in shown
+    assert "in all   costs 2.44" in shown
+
+    # By relay each way is paid at the place that feeds it.
+    document = json.loads(datasync(*plan, "--relay", "--json", cwd=tmp_path).stdout)
+    ways = {place["destination"]: (place["relay_from"], place["cost"]) for place in document["replications"]}
+    assert ways == {"b": ("a", 1000 * half / 2**30), "c": ("b", 0.0), "d": ("b", 0.0)}
+    assert document["cost"] == 1000 * half / 2**30
+
+    # The run itself says the same, and has read no more than that.
+    document = json.loads(datasync("replicate", "--to", "b,c,d", "--json", cwd=tmp_path).stdout)
+    assert document["cost"] == 1000 * (half + 2 * size) / 2**30
+    assert document["replications"][0]["source_bytes_read"] == half + 2 * size
 
 
 def test_a_dry_run_tells_the_time_at_the_rate_of_the_last_run(work):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 
 import pytest
 
@@ -49,6 +50,8 @@ def test_the_home_is_read_once_where_reading_it_costs(tmp_path):
         ("c", "b"),
     ]
     assert [place["cost"] for place in plan["replications"]] == [pytest.approx(0.09 * size / 2**30), 0.0]
+    assert "home → b   0.09 a GiB · not measured yet" in shown
+    assert "b → c   free to read · not measured yet" in shown
     done = datasync("replicate", "--to", "b,c", "--relay", "-q", cwd=tmp_path)
     assert len(done.stdout.splitlines()) == 2
     for place in ("b", "c"):
@@ -57,6 +60,16 @@ def test_the_home_is_read_once_where_reading_it_costs(tmp_path):
         )
     receipt = (tmp_path / "c" / "emoji" / "_datasync" / "receipt.json").read_text()
     assert str(tmp_path / "b" / "emoji") in receipt  # fed by b, not by the home
+    # The next plan knows how fast each of these ways was.
+    make_dataset(LocalStore(tmp_path / "home" / "emoji"), seed="new")
+    plan = json.loads(
+        datasync("replicate", "--to", "b,c", "--relay", "--dry-run", "--json", cwd=tmp_path).stdout
+    )
+    for place in plan["replications"]:
+        receipt = json.loads((tmp_path / place["destination"] / "emoji/_datasync/receipt.json").read_text())
+        took = datetime.fromisoformat(receipt["finished"]) - datetime.fromisoformat(receipt["started"])
+        rate = receipt["copied"]["bytes"] / took.total_seconds()
+        assert place["relay"]["bytes_per_second"] == pytest.approx(rate)
 
 
 def test_a_dead_destination_does_not_end_the_relay(tmp_path):

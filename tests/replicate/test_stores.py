@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from datasync.errors import UnsupportedError
+from datasync.errors import NotFoundError, UnsupportedError
 from datasync.ops import receipts
 from datasync.replicate import lease, replicate, transfer
 from datasync.replicate.run import unchanged
@@ -175,3 +175,22 @@ def test_a_hub_is_a_source(tmp_path, as_tree):
         assert data_of(b) == data_of(LocalStore(tmp_path / "hub" / "emoji"))
         assert one(source, b, as_tree=as_tree).tally.copied == 0
         assert bool(unchanged(source, {"b": b})) != as_tree
+
+
+def test_one_object_of_a_hub_is_asked_for_without_its_folder(tmp_path):
+    pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
+    write_tree(tmp_path / "hub", {f"data/{n:04d}.bin": bytes([n % 251]) * 100 for n in range(500)})
+    hub = Hub(tmp_path / "hub")
+    with hub as endpoint:
+        source = open_store("hf://datasets/user/data", options={"endpoint": endpoint, "token": False})
+        tags = {info.key: info.etag for info in source.list()}
+        hub.asked.clear()
+        info = source.stat("data/0007.bin")
+        assert (info.bytes, info.etag) == (100, tags["data/0007.bin"])
+        assert source.read("data/0007.bin", start=10, length=5, etag=info.etag) == bytes([7]) * 5
+        with pytest.raises(NotFoundError):
+            source.stat("data/none.bin")
+        with pytest.raises(NotFoundError):
+            source.stat("data")
+        assert not [path for path in hub.asked if "/tree/" in path], hub.asked
+        assert len(hub.asked) < 20
