@@ -45,6 +45,7 @@ class Gather:
         self._format: tuple[Any, ...] = ()  # names, encodings and sizes of the columns
         self._tables: list[list[Array]] = []  # held, so that nothing is unmapped
         self.sample_bytes = 0
+        self.bytes_copied = 0
 
     def places(self, chunk: Chunk) -> Ints | None:
         """Open the shards of a chunk; where its samples lie in the window, (n,), until the next call.
@@ -78,10 +79,12 @@ class Gather:
 
     def take(self, places: Ints) -> dict[str, Array]:
         """The columns of the samples at these places, in new memory."""
+        self.bytes_copied += len(places) * self.sample_bytes
         return {column.name: column.values(column.window[places]) for column in self._columns}
 
     def take_into(self, places: Ints, room: Callable[[tuple[int, ...]], Array]) -> dict[str, Array]:
-        """The same, in memory that `room` gives for a shape in bytes; it is copied twice."""
+        """The same, in memory that `room` gives for a shape in bytes; copied twice."""
+        self.bytes_copied += 2 * len(places) * self.sample_bytes
         taken = {}
         for column in self._columns:
             out = room((len(places), column.size))

@@ -52,6 +52,7 @@ FIELDS: dict[str, str] = {
     "evicted": "Files removed from the cache to make room.",
     "bytes_evicted": "Bytes of those files.",
     "uncached": "Shards read into memory because the cache folder cannot be written.",
+    "bytes_copied": "Bytes of values of fixed size copied on the way from a shard to its batch, each time.",
     "decoded": "Values decoded by `datasync.streaming.decode`.",
     "decode_seconds": "Seconds spent decoding them, summed over threads.",
 }
