@@ -213,6 +213,7 @@ class StreamingDataset(Resumable, Array, IterableDataset[dict[str, Any]]):
         self.length = self._length()
         self._position = Position()
         self._orders: dict[int, EpochOrder] = {}
+        self.drop_last = False  # set by a StreamingDataLoader that leaves short batches out
         self._read = [0]  # samples of this process's last pass
         self._passes = 0  # of this process as a DataLoader worker
         if self.global_batch is not None and self.shuffle_algo == arguments.OUR_ALGORITHM:
@@ -393,15 +394,17 @@ class StreamingDataset(Resumable, Array, IterableDataset[dict[str, Any]]):
         if self.shuffle_algo == arguments.OUR_ALGORITHM:
             order = self.epoch_order(epoch)
             order.check_tail(offset, ranks=world.ranks)
-            return LanePlan(order, offset, world, self.epoch_order(epoch + 1))
-        from datasync.streaming.mosaic import worker_samples
+            following, over = self.epoch_order(epoch + 1), self.is_over(epoch, offset)
+            return LanePlan(order, offset, world, following, over=over)
+        from datasync.streaming.mosaic import rank_samples
 
         samples = worker_samples(self, world, epoch, offset)
         return ListPlan(
             samples,
             bounds=self.catalog.bounds,
             first_shard=self.catalog.first_shard,
-            batch=self._known_batch() // self._world.ranks,
+            batch=batch,
+            over=max(map(len, samples)) < (batch if self.drop_last else 1),
         )
 
     def close(self) -> None:

@@ -64,6 +64,11 @@ class Samples:
         catalog = dataset.catalog
         self._gather = Gather(catalog.sources, catalog.first_shard, catalog.samples_per_shard)
         self._plan = dataset.plan(epoch, offset)
+        if offset and self._plan.over:
+            # Entered behind its last batch: the next one is begun instead.
+            dataset.pass_over(epoch)
+            self.epoch, self.offset = epoch + 1, 0
+            self._plan = dataset.plan(self.epoch, self.offset)
         self._items = self._packs() if packs else self._batches(skip) if batches else self._samples(skip)
 
     def __iter__(self) -> Samples:

@@ -80,6 +80,7 @@ class StreamingDataLoader(DataLoader[Any]):
                 self.collate_fn = _Kept(filter, self.collate_fn)
         self._yielded = [0, 0]  # samples and batches, by the newest iterator
         self._serial = -1
+        self._ended = False  # the newest iterator, by itself
         self._read: dict[int, int] = {}  # samples read by each worker of a dataset with its own `__iter__`
         # What Accelerate looks for: it is not to divide among ranks what is divided already, and to keep the
         # loader's state with its own.
@@ -94,7 +95,9 @@ class StreamingDataLoader(DataLoader[Any]):
         """The rank's batches of the next epoch, from a loaded position on."""
         if isinstance(self.dataset, StreamingDataset):
             self.dataset.meet_world()
+            self._say_drop_last(self.dataset)
         self._serial = -1
+        self._ended = False
         self._read = {}
         # An iterator that was left for another one counts for itself alone.
         yielded = self._yielded = [0, 0]
@@ -105,8 +108,10 @@ class StreamingDataLoader(DataLoader[Any]):
             yielded[0] += batch_length(batch, unknown=unknown)
             yielded[1] += 1
             yield batch
-        if self._read and self._yielded is yielded and isinstance(self.dataset, StreamingDataset):
-            self._read = dict.fromkeys(range(max(1, self.num_workers)), self.dataset.consumable())
+        if self._yielded is yielded and isinstance(self.dataset, StreamingDataset):
+            self._ended = True
+            if not yielded[1]:
+                self._serial = self.dataset.position_serial
 
     @property
     def num_samples_yielded(self) -> int:
@@ -123,17 +128,37 @@ class StreamingDataLoader(DataLoader[Any]):
         dataset = self.dataset
         if not isinstance(dataset, StreamingDataset):
             return None
+        self._say_drop_last(dataset)
+        if self._ended and self._serial == dataset.position_serial:
+            return dataset.state_behind_epoch()
         return dataset.state_dict(self._consumed(dataset), False)
 
     def load_state_dict(self, obj: dict[str, Any], **options: Any) -> None:
         """Go on where `obj` says with the next iteration; see `StreamingDataset.load_state_dict`."""
         if isinstance(self.dataset, StreamingDataset):
+            self._say_drop_last(self.dataset)
             self.dataset.load_state_dict(obj, **options)
 
     def set_epoch(self, epoch: int) -> None:
         """See `StreamingDataset.set_epoch`."""
         if isinstance(self.dataset, StreamingDataset):
             self.dataset.set_epoch(epoch)
+
+    def _say_drop_last(self, dataset: StreamingDataset) -> None:
+        """Let the dataset know where its epochs end here.
+
+        Raises:
+            UsageError: Some ranks would leave out a short last batch, and others have a full one.
+        """
+        dataset.drop_last = self.drop_last
+        if not self.drop_last or dataset.ranks == 1 or dataset.tail == "drop":
+            return
+        if dataset.tail == "uneven" or (dataset.global_batch or 0) % dataset.ranks:
+            raise UsageError(
+                "drop_last leaves out a rank's last batch if it is short, and the parts of the ranks differ "
+                "in size, so some ranks would have a batch more than others",
+                mend="say tail='drop' to the dataset instead, which leaves it out on all of them",
+            )
 
     def _consumed(self, dataset: StreamingDataset) -> int:
         """Samples that all ranks have consumed in this pass."""

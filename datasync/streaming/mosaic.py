@@ -39,7 +39,12 @@ def canonical_nodes(dataset: StreamingDataset, world: World) -> int:
 
 
 def worker_samples(dataset: StreamingDataset, world: World, epoch: int, offset: int) -> Ints:
-    """Numbers in the dataset of a worker's samples, in order, from sample `offset` of the epoch on.
+    """Numbers in the dataset of a worker's samples, in order, from sample `offset` of the epoch on."""
+    return rank_samples(dataset, world, epoch, offset)[world.worker]
+
+
+def rank_samples(dataset: StreamingDataset, world: World, epoch: int, offset: int) -> list[Ints]:
+    """The same for each worker of the rank.
 
     Raises:
         UsageError: MosaicML Streaming is not installed, or its functions refuse the arguments.
@@ -49,14 +54,29 @@ def worker_samples(dataset: StreamingDataset, world: World, epoch: int, offset: 
     place = their_world(
         world.nodes, world.ranks_per_node, world.workers, world.rank * world.workers + world.worker
     )
+    # Ranks and canonical nodes repeat samples until all have equally many, so an epoch may have more than
+    # its size. That library refuses to go on among the last of them.
+    beyond = dataset.batching_method == "random" and offset > dataset.epoch_size
     try:
-        work = generate_work(dataset.batching_method, facade, place, epoch, offset)
+        work = generate_work(dataset.batching_method, facade, place, epoch, 0 if beyond else offset)
     except ValueError as error:
         raise UsageError(
             f"MosaicML Streaming refuses this order: {error}", mend="change the arguments that it names"
         ) from error
-    samples = work[place.node, place.rank_of_node, place.worker_of_rank].ravel()
-    return np.asarray(samples[samples >= 0], dtype=np.int64)
+    mine = work[place.node, place.rank_of_node]  # (workers, batches of a worker, samples)
+    if beyond:
+        mine = _without(mine, offset // world.ranks)
+    return [samples[samples >= 0].astype(np.int64) for samples in mine.reshape(world.workers, -1)]
+
+
+def _without(work: Ints, first: int) -> Ints:
+    """A rank's work less its first samples: what is left is dealt to its workers anew."""
+    workers, _, batch = work.shape
+    samples = work.transpose(1, 0, 2).ravel()
+    samples = samples[samples >= 0][first:]
+    missing = -len(samples) % (workers * batch)
+    filled = np.concatenate([samples, np.full(missing, -1, samples.dtype)])
+    return filled.reshape(-1, workers, batch).transpose(1, 0, 2)
 
 
 def rank_batch(

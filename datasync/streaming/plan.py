@@ -44,6 +44,10 @@ class Plan(Protocol):
     """The batches of a worker."""
 
     @property
+    def over(self) -> bool:
+        """Whether no worker of the rank has a batch."""
+
+    @property
     def steps(self) -> int:
         """How many batches the worker builds."""
 
@@ -65,9 +69,13 @@ class LanePlan:
         start (int): The sample where this run entered it.
         world (World): The place among ranks (groups of replicated ranks count as one) and workers.
         following (EpochOrder): The next epoch, whose first shards are fetched before this one ends.
+        over (bool): Whether nothing is left of the epoch.
     """
 
-    def __init__(self, order: EpochOrder, start: int, world: World, following: EpochOrder) -> None:
+    def __init__(
+        self, order: EpochOrder, start: int, world: World, following: EpochOrder, *, over: bool
+    ) -> None:
+        self.over = over
         self._order, self._start, self._world, self._following = order, start, world, following
         self._full = order.full_steps(start)
         self._all = order.steps(start)
@@ -130,9 +138,11 @@ class ListPlan:
         bounds (Ints): The first sample of each shard of the dataset, and their total.
         first_shard (Ints): The first of these shards of each stream.
         batch (int): Samples of a batch.
+        over (bool): Whether no worker of the rank has a batch.
     """
 
-    def __init__(self, samples: Ints, *, bounds: Ints, first_shard: Ints, batch: int) -> None:
+    def __init__(self, samples: Ints, *, bounds: Ints, first_shard: Ints, batch: int, over: bool) -> None:
+        self.over = over
         self._samples, self._bounds, self._first, self._batch = samples, bounds, first_shard, batch
         self.steps = -(-len(samples) // batch)
 

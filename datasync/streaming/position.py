@@ -91,6 +91,14 @@ class Position:
             self._words[_NEXT_EPOCH], self._words[_NEXT_OFFSET] = epoch + 1, 0
             self._words[_LANES] = lanes
 
+    def skip(self, epoch: int) -> None:
+        """Note that nothing was left of `epoch`, so that the next is in progress; every worker may say so."""
+        with self._locked():
+            if self._words[_EPOCH] == epoch:
+                self._words[_EPOCH], self._words[_OFFSET] = epoch + 1, 0
+                self._words[_NEXT_EPOCH], self._words[_NEXT_OFFSET] = epoch + 2, 0
+                self._words[_SHIFT] += 1
+
     def current(self) -> tuple[int, int, bool]:
         """Epoch, the sample it was begun at, and whether it is in progress (else it is still to begin)."""
         with self._locked():

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import asdict
 from functools import partial
+from math import ceil
 from typing import TYPE_CHECKING, Any, cast
 
 from datasync.errors import UsageError
@@ -42,6 +43,7 @@ class Resumable:
     shuffle_block_size: int | None
     curriculum: arguments.Curriculum | None
     tail: str
+    drop_last: bool
     _position: Position
     _world: World
 
@@ -123,11 +125,19 @@ class Resumable:
             raise UsageError(f"`num_samples` is {num_samples}", mend="give the samples consumed, 0 or more")
         epoch, offset, begun = self._position.current()
         consumed = num_samples if from_beginning else offset + num_samples
-        if begun and consumed >= self.consumable():
+        if begun and self.is_over(epoch, consumed):
             epoch, consumed = epoch + 1, 0
+        return self._state(epoch, consumed)
+
+    def state_behind_epoch(self) -> dict[str, Any]:
+        """The state when all of the epoch in progress was given: the beginning of the next one."""
+        epoch, _, begun = self._position.current()
+        return self._state(epoch + begun, 0)
+
+    def _state(self, epoch: int, sample_in_epoch: int) -> dict[str, Any]:
         return State(
             epoch=epoch,
-            sample_in_epoch=consumed,
+            sample_in_epoch=sample_in_epoch,
             lanes=self._lanes_of_state(),
             seed=self.shuffle_seed,
             initial_nodes=self._position.initial_nodes or self._world.nodes,
@@ -150,7 +160,7 @@ class Resumable:
         state = self._fitting(obj, accept)
         seek = partial(self._position.seek, lanes=state.lanes, nodes=state.initial_nodes)
         seek(state.epoch, state.sample_in_epoch)
-        if state.sample_in_epoch and self.global_batch and state.sample_in_epoch >= self.consumable():
+        if state.sample_in_epoch and self.is_over(state.epoch, state.sample_in_epoch):
             seek(state.epoch + 1, 0)
         if state.global_batch and self.global_batch and state.global_batch != self.global_batch:
             arguments.log.warning(
@@ -178,13 +188,29 @@ class Resumable:
         check_fits(state, seed=self.shuffle_seed, own=self._fingerprint(), accept=accept)
         return state
 
-    def consumable(self) -> int:
-        """Samples of an epoch that are consumed: all, less a tail that is dropped."""
-        if self.shuffle_algo != arguments.OUR_ALGORITHM or self.global_batch is None:
-            return self.epoch_size
-        samples = self.epoch_order(self._position.current()[0]).samples
-        dropped = samples % self.global_batch if self.tail == "drop" else 0
-        return samples - dropped
+    def is_over(self, epoch: int, consumed: int) -> bool:
+        """Whether no batch is left of an epoch behind its first `consumed` samples.
+
+        With MosaicML's algorithms that is known where the epoch is begun, not before: it may be longer than
+        its size, or shorter.
+        """
+        if self.shuffle_algo != arguments.OUR_ALGORITHM:
+            return False
+        if self.global_batch is None:
+            return consumed >= self.epoch_size
+        rest = self.epoch_order(epoch).samples - consumed
+        return rest <= 0 or (rest < self.global_batch and self._leaves_out(rest))
+
+    def pass_over(self, epoch: int) -> None:
+        """Note that nothing was left of an epoch that was begun, so that the next one is in progress."""
+        self._position.skip(epoch)
+
+    def _leaves_out(self, rest: int) -> bool:
+        """Whether the `rest` samples behind the last full batch of an epoch are left out."""
+        if self.tail == "drop" or not self.drop_last or self.batching_method == "device_per_stream":
+            return self.tail == "drop"
+        assert self.global_batch is not None
+        return ceil(rest / self._world.ranks) < ceil(self.global_batch / self._world.ranks)
 
     def _agree(self) -> bool:
         """Refuse to read other data, or in another order, than other ranks; False if they cannot be asked."""

@@ -344,6 +344,53 @@ def test_ranks_get_what_their_partition_gives_them(tmp_path, remotes, monkeypatc
     assert len(set(flat(seen))) == 1110
 
 
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_an_epoch_goes_on_to_its_last_batch_and_then_to_the_next_one(remotes, tmp_path, monkeypatch, seed):
+    """Epochs are longer than their size where samples are repeated, and shorter where batches are dropped."""
+    random = Random(seed)
+    longer = shorter = 0
+    for algorithm, method in itertools.product(
+        ("py1e", "py1s", "naive"), ("random", "random", "stratified", "per_stream", "device_per_stream")
+    ):
+        ranks = random.choice([1, 2])
+        options = {
+            "shuffle": True,
+            "shuffle_algo": algorithm,
+            "batching_method": method,
+            "partition_algo": random.choice(["orig", "relaxed"]),
+            "num_canonical_nodes": random.choice([2, 16, 64]),
+            "batch_size": random.choice([3, 7]),
+            "epoch_size": random.choice([301, 403]),
+        }
+        workers, drop_last = random.choice([0, 0, 0, 2]), random.choice([True, False])
+
+        def load(state=None, options=options, workers=workers, drop_last=drop_last):
+            streams = [Stream(remote=r, local=str(tmp_path / f"own{i}")) for i, r in enumerate(remotes)]
+            made = StreamingDataset(streams=streams, **options)
+            loader = StreamingDataLoader(made, num_workers=workers, drop_last=drop_last)
+            if state is not None:
+                loader.load_state_dict(state)
+            return loader
+
+        as_rank(monkeypatch, random.randrange(ranks), ranks)
+        loader, states, epochs = load(), [], []
+        for _ in range(2):
+            epochs.append([])
+            for batch in loader:
+                epochs[-1].append(ids(batch))
+                states.append(loader.state_dict())
+        assert loader.state_dict()["epoch"] == 2
+        count = len(epochs[0])
+        for done in (count - random.choice([2, 3, 4, 5]), count - 1, count):
+            resumed = load(states[done - 1])
+            given = [[ids(batch) for batch in resumed] for _ in range(2 if done < count else 1)]
+            assert given == ([epochs[0][done:], epochs[1]] if done < count else epochs[1:]), options
+        longer += count * options["batch_size"] * ranks > options["epoch_size"] + 16
+        shorter += count * options["batch_size"] * ranks < options["epoch_size"] - 16
+    assert longer
+    assert shorter
+
+
 @pytest.mark.parametrize("name", ["tail", "curriculum", "global_batch_size"])
 def test_what_their_order_cannot_have_is_refused(remotes, tmp_path, name):
     value = {"tail": "drop", "curriculum": [(0, [1.0])], "global_batch_size": 8}[name]

@@ -164,6 +164,76 @@ def test_a_tail_is_resumed_into_and_past(build, tail):
         assert got[: step + 1] + rest == whole
 
 
+@settings(
+    max_examples=20,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    derandomize=True,
+)
+@given(
+    data=st.data(),
+    method=st.sampled_from(["random", "random", "stratified", "per_stream", "device_per_stream"]),
+    tail=st.sampled_from(["pad", "pad", "mask", "drop"]),
+)
+def test_with_drop_last_no_epoch_of_a_resumed_run_is_empty(build, monkeypatch, data, method, tail):
+    """Saved behind any of the last batches, in the loop and after it, with the same steps on every rank."""
+    ranks = data.draw(st.integers(1, 4))
+    size = data.draw(st.integers(2, 8))
+    samples = data.draw(st.integers(100, 150))
+
+    def load(state=None):
+        made = build(
+            global_batch_size=size * ranks,
+            epoch_size=samples,
+            tail=tail,
+            batching_method=method,
+            num_canonical_nodes=data.draw(st.sampled_from([1, 4])) if state is None else None,
+        )
+        loader = StreamingDataLoader(made, drop_last=True)
+        if state is not None:
+            loader.load_state_dict(json.loads(json.dumps(state)))
+        return loader
+
+    steps = set()
+    for rank in range(ranks):
+        as_rank(monkeypatch, rank, ranks)
+        loader, states, epochs = load(), [], []
+        for _ in range(2):
+            epochs.append([])
+            for batch in loader:
+                epochs[-1].append(ids(batch))
+                states.append(loader.state_dict())
+            assert (loader.state_dict()["epoch"], loader.state_dict()["sample_in_epoch"]) == (len(epochs), 0)
+        steps |= {len(epoch) for epoch in epochs}
+        count = len(epochs[0])
+        for done in (count - 2, count - 1, count):
+            resumed = load(states[done - 1])
+            first = [ids(batch) for batch in resumed]
+            assert first == (epochs[0] + epochs[1])[done : count if done < count else None]
+            following = [ids(batch) for batch in resumed]
+            assert done == count or following == epochs[1]
+    assert len(steps) == 1
+
+
+def test_an_epoch_without_its_tail_ends_behind_whatever_batch_a_resume_left_it_at(build):
+    """800 samples: from 72 on there are 9 batches of 80, whose end is no multiple of 80."""
+    first = StreamingDataLoader(build(num_canonical_nodes=8))
+    for _ in zip(range(3), first, strict=False):
+        pass
+    second = StreamingDataLoader(build(global_batch_size=80))
+    second.load_state_dict(first.state_dict())
+    for _ in second:
+        state = second.state_dict()
+    assert (state["epoch"], state["sample_in_epoch"]) == (1, 0)
+
+
+def test_what_would_drop_a_batch_on_some_ranks_only_is_refused(build, monkeypatch):
+    as_rank(monkeypatch, 0, 5)
+    for options in ({"tail": "uneven", "global_batch_size": 25}, {"tail": "pad", "uneven": True}):
+        with pytest.raises(UsageError, match="tail='drop'"):
+            iter(StreamingDataLoader(build(**options), drop_last=True)).__next__()
+
+
 def test_a_dataset_counts_samples_for_loaders_that_are_not_ours(build):
     made = build(global_batch_size=None, batch_size=8)
     loader = DataLoader(made, batch_size=8, num_workers=2)
