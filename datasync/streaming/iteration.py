@@ -131,6 +131,7 @@ class Samples:
             places = gather.places(chunk)
             if places is None:
                 columns = self._columns(chunk)
+                self._count_copies()
                 yield from columns if isinstance(columns, list) else batches_of(columns, chunk.sizes)
                 continue
             marks = self._marks(chunk)
@@ -142,24 +143,34 @@ class Samples:
                     batch |= {name: values[first:stop] for name, values in marks.items()}
                 yield batch
                 first = stop
+            self._count_copies()
 
     def _packs(self) -> Iterator[tuple[Any, list[int]]]:
         gather = self._gather
         for chunk in self._planned(self._plan.packs(most=_most(self._dataset))):
             places = gather.places(chunk)
             if places is None:
-                yield self._columns(chunk), chunk.sizes
+                columns = self._columns(chunk)
             else:
-                yield gather.take_into(places, self._buffers.take) | self._marks(chunk), chunk.sizes
+                columns = gather.take_into(places, self._buffers.take) | self._marks(chunk)
+            if isinstance(columns, dict):
+                gather.bytes_copied += _bytes_of_arrays(columns)  # to the rank's process
+            self._count_copies()
+            yield columns, chunk.sizes
 
     def _columns(self, chunk: Chunk) -> Any:
         """The columns of a chunk; or, where streams have different ones, its batches as lists of samples."""
         dataset = self._dataset
         columns = read_columns(dataset.catalog.sources, chunk, self._files, buffers=self._buffers)
         if columns is not None:
+            self._gather.bytes_copied += 2 * _bytes_of_arrays(columns)  # out of a shard, and to their places
             return columns | self._marks(chunk)
         rows = read_rows(dataset.catalog.sources, chunk)
         return [[next(rows) for _ in range(size)] for size in chunk.sizes]
+
+    def _count_copies(self) -> None:
+        self._dataset.stats.add(bytes_copied=self._gather.bytes_copied)
+        self._gather.bytes_copied = 0
 
     def _marks(self, chunk: Chunk) -> dict[str, Any]:
         """The columns that are not stored: numbers of the samples, and which of them are no repeats."""
@@ -221,6 +232,10 @@ def iterates_itself(dataset: StreamingDataset) -> bool:
     from datasync.streaming.dataset import StreamingDataset
 
     return type(dataset).__iter__ is not StreamingDataset.__iter__
+
+
+def _bytes_of_arrays(columns: Mapping[str, Any]) -> int:
+    return sum(values.nbytes for values in columns.values() if isinstance(values, np.ndarray))
 
 
 def _most(dataset: StreamingDataset) -> int:
