@@ -23,6 +23,7 @@ from datasync.replicate.buffers import Loan
 from datasync.replicate.journal import Begun, Done
 from datasync.replicate.lane import Lane
 from datasync.replicate.plan import Item
+from datasync.replicate.reading import algorithms
 from datasync.replicate.retry import retrying
 from datasync.storage.base import Filled, Store, Upload
 from datasync.storage.retry import inheriting
@@ -103,7 +104,7 @@ def _open(lane: Lane, item: Item) -> _Sending:
 
 
 def _send_group(mover: Mover, source: Store, item: Item, size: int, group: list[_Sending]) -> None:
-    digest, crc = Digest({"sha256", *item.hashes}), 0
+    digest, crc = Digest({"sha256", *algorithms(item)}), 0
     try:
         for number, loan, part_crc, reserved in _ranges(mover, source, item, size, group):
             crc = crc32c(loan.view, crc)

@@ -23,6 +23,7 @@ from datasync.replicate.journal import Done
 from datasync.replicate.lane import Lane
 from datasync.replicate.limits import concurrency_of
 from datasync.replicate.plan import Item
+from datasync.replicate.reading import algorithms, is_proven, read_again
 from datasync.replicate.retry import RETRY_SECONDS, Stopped, retrying
 from datasync.storage.base import Filled, Store
 from datasync.storage.retry import inheriting
@@ -153,7 +154,8 @@ class Mover:
         loan = self.buffers.take(item.bytes)
         try:
             filled = self.read(source, item, 0, loan.view)
-            proof = self.proven(source, item, _digests(filled, loan.view, item.hashes), filled.crc32c)
+            digests = _digests(filled, loan.view, algorithms(item))
+            proof = self.proven(source, item, digests, filled.crc32c, checked=filled.checked)
             for lane in ready:
                 loan.share(1)
                 lane.submit(_Put(lane, item, loan, proof), item, item.bytes)
@@ -186,7 +188,9 @@ class Mover:
             )
         return filled
 
-    def proven(self, source: Store, item: Item, digests: dict[str, str], crc: int) -> Proof:
+    def proven(
+        self, source: Store, item: Item, digests: dict[str, str], crc: int, *, checked: bool = False
+    ) -> Proof:
         """The proof, or `CorruptError` naming the object, the place and both digests."""
         expected = dict(item.hashes)
         if item.sha256 is not None:
@@ -199,10 +203,23 @@ class Mover:
                     mend="repair the source (datasync repair), or copy from another cluster (--from)",
                 )
         proof = Proof(sha256=digests["sha256"], crc32c=crc)
+        if not is_proven(source, item, digests, checked=checked):
+            self._read_again(source, item, proof)
         if item.sha256 is None or item.crc32c is None:
             with self.turn:
                 self.found[item.row] = proof
         return proof
+
+    def _read_again(self, source: Store, item: Item, proof: Proof) -> None:
+        slots = concurrency_of(source)
+
+        def attempt() -> int:
+            with slots.slot(item.bytes, source.url):
+                return read_again(source, item, sha256=proof.sha256, crc32c=proof.crc32c)
+
+        size = retrying(attempt, seconds=self.retry_seconds, stop=self.stop)
+        with self.turn:
+            self.read_bytes += size
 
     def reserve(self, item: Item, lanes: list[Lane], bytes: int | None = None) -> list[Lane]:
         """Room for an object at the lanes; one that lags while another has nothing to do gets it later."""
@@ -261,12 +278,12 @@ class Mover:
             lane.fail_object(item, error, at_source=True)
 
 
-def _digests(filled: Filled, data: memoryview, others: Iterable[str]) -> dict[str, str]:
+def _digests(filled: Filled, data: memoryview, others: set[str]) -> dict[str, str]:
     """SHA-256 and the others that are asked for, in hex."""
     assert filled.sha256 is not None
     found = {"sha256": filled.sha256}
     if others:
-        digest = Digest(set(others) - {"sha256"})
+        digest = Digest(others - {"sha256"})
         digest.update(data)
         found |= digest.hexdigests()
     return found

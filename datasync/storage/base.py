@@ -51,11 +51,13 @@ class Filled:
             lies there is of no use.
         crc32c (int): CRC-32C of those bytes.
         sha256 (str | None): Their SHA-256 in hex, where it was asked for.
+        checked (bool): They are the whole object and have the checksum that the store keeps of it.
     """
 
     bytes: int
     crc32c: int
     sha256: str | None = None
+    checked: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -167,7 +167,7 @@ class S3Store:
                         if sha256:
                             digest.update(piece)
                     found = digest.hexdigest() if sha256 else None
-                    return Filled(bytes=size, crc32c=body.crc32c, sha256=found)
+                    return Filled(bytes=size, crc32c=body.crc32c, sha256=found, checked=body.checked)
             except CorruptError:
                 if attempt == ATTEMPTS:
                     raise
@@ -399,6 +399,11 @@ class _Body:
         self._version = response.headers.get("etag")
         self.size = None if self._end is None else self._end - start
         self.crc32c = 0
+
+    @property
+    def checked(self) -> bool:
+        """Whether all pieces together are compared with what the server keeps."""
+        return self._expected is not None
 
     def pieces(self, take: Callable[[Response, int], Buffer], *, with_crc: bool = False) -> Iterator[Buffer]:
         """Every piece that `take` reads at an offset of the object, none given out before it was compared.

@@ -7,6 +7,7 @@ network, completes. Each fault alone, then all of them mixed at random with a se
 from __future__ import annotations
 
 import contextlib
+import random
 import threading
 import time
 import zlib
@@ -17,10 +18,13 @@ import pytest
 from datasync.errors import DatasyncError
 from datasync.ops import receipts
 from datasync.replicate import Options, replicate, transfer
+from datasync.replicate.journal import Begun, Journal
 from datasync.storage import http1, open_store
 from datasync.storage.base import Store
+from shards.digests import crc32c
+from shards.index import Index
 from tests.faults.proxy import KINDS, FaultProxy
-from tests.replicate.kit import data_of, make_dataset, make_shards, publish_dataset
+from tests.replicate.kit import data_of, make_dataset, make_shards, publish_dataset, shard_info
 from tests.servers import running, seaweedfs
 
 SHORT = Options(quiet=True, retry_seconds=6)
@@ -158,3 +162,78 @@ def test_both_servers_killed_and_started_again_in_mid_run(tmp_path):
             (outcome,) = replicate(source, {"b": there}, name="emoji", options=SHORT)
         assert outcome.state in ("published", "already"), outcome.error
         assert data_of(there) == data_of(source)
+
+
+@pytest.mark.parametrize("kind", ["tree", "mds"])
+def test_bits_flipped_under_objects_whose_digest_nobody_has_said(s3_a, s3_b, kind):
+    """As clients without checksums wrote them: one PUT, whose tag is an MD5, and parts, whose tag is none."""
+    good_a, good_b = s3_a.store("plain"), s3_b.store("plain")
+    client, bucket = plain_client(s3_a), good_a.url.split("/")[2]
+    bodies = {f"shard.{n:05d}.mds": random.Random(n).randbytes(70_000) for n in range(6)}
+    for key, data in bodies.items():
+        client.put_object(Bucket=bucket, Key=good_a.full_key(key), Body=data)
+    for name, size in (("shard.00006.mds", 5 << 20), ("shard.00007.mds", 8 << 20)):
+        bodies[name] = random.Random(name).randbytes(size)
+        in_parts(client, bucket, good_a.full_key(name), bodies[name])
+    if kind == "mds":
+        index = Index([shard_info(name, data, {}) for name, data in sorted(bodies.items())])
+        client.put_object(Bucket=bucket, Key=good_a.full_key("index.json"), Body=index.dumps())
+    with FaultProxy(s3_a, seed=3) as proxy:
+        flipped = set()
+
+        def first(request):
+            if request.method != "GET" or "shard." not in request.target or request.target in flipped:
+                return False
+            flipped.add(request.target)
+            return True
+
+        proxy.script(*["flip"] * len(bodies), when=first)
+        source = open_store(good_a.url, **proxy.options)
+        (outcome,) = replicate(source, {"b": good_b}, name="plain", options=SHORT)
+        assert proxy.faults["flip"] == len(bodies)
+    assert outcome.state == "published", outcome.error
+    assert data_of(good_b) == data_of(good_a)
+
+
+def plain_client(server):
+    """boto3 as it was before it sent checksums by default."""
+    import boto3
+    from botocore.config import Config
+
+    return boto3.client(
+        "s3",
+        endpoint_url=server.endpoint,
+        aws_access_key_id=server.access_key,
+        aws_secret_access_key=server.secret_key,
+        region_name=server.region,
+        config=Config(s3={"addressing_style": "path"}, request_checksum_calculation="when_required"),
+    )
+
+
+def in_parts(client, bucket: str, key: str, data: bytes, size: int = 5 << 20) -> None:
+    upload = client.create_multipart_upload(Bucket=bucket, Key=key)["UploadId"]
+    where = {"Bucket": bucket, "Key": key, "UploadId": upload}
+    parts = []
+    for number, start in enumerate(range(0, len(data), size), start=1):
+        put = client.upload_part(**where, PartNumber=number, Body=data[start : start + size])
+        parts.append({"PartNumber": number, "ETag": put["ETag"]})
+    client.complete_multipart_upload(**where, MultipartUpload={"Parts": parts})
+
+
+def test_an_upload_of_an_object_that_is_small_now_is_ended(s3_a, s3_b):
+    source, b = s3_a.store("shrinks"), s3_b.store("shrinks")
+    source.write("one.bin", b"x" * 1000)
+    (outcome,) = replicate(source, {"b": b}, name="shrinks", options=SHORT)
+    journal = Journal(b, 99)
+    upload = b.begin("two.bin", bytes=20 << 20)
+    upload.put(1, b"p" * upload.part_bytes, crc32c=crc32c(b"p" * upload.part_bytes))
+    begun = Begun(
+        key="two.bin", upload_id=upload.upload_id, bytes=20 << 20, part_bytes=upload.part_bytes, sha256=None
+    )
+    journal.upload(begun)
+    journal.close()
+    source.write("two.bin", b"y" * 1000)
+    (outcome,) = replicate(source, {"b": b}, name="shrinks", options=SHORT)
+    assert outcome.state == "published"
+    assert list(b.uploads()) == []
+    assert data_of(b) == data_of(source)
