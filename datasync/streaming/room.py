@@ -7,7 +7,8 @@ made by one process at a time, under a lock in each of those folders.
 What goes first: quarantined files; then files that the plan does not name, the one opened longest ago first;
 then those whose next use is farthest away. A file that a process has open is locked (shared) by it and is
 passed over; only for a reader that stands still may one go, since an open file stays readable without a name.
-A prefetch never removes what is used before the thing it fetches.
+A prefetch never removes what is used before the thing it fetches. On a disk that others fill something is left
+free for them, unless a reader stands still for it; nothing goes where that could not help.
 
 Only files with a stamp in `placed/` are counted or removed (invariant 7).
 """
@@ -29,7 +30,8 @@ from datasync.streaming.stamps import FOLDER, Stamps, encoded
 from datasync.streaming.stats import Stats
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
-_SPARE_BYTES = 16 << 20  # left free on the disk for stamps, checkpoints and logs
+_SPARE_BYTES = 16 << 20  # most that is left free on the disk for stamps, checkpoints and logs
+_SPARE_SHARE = 20  # and not more than this part of the disk: one in so many
 _NEVER = 1 << 62
 _ABANDONED_SECONDS = 3600.0  # without locks, a file being written is abandoned after an hour without a change
 
@@ -115,7 +117,7 @@ class Room:
             self._swept = True
             sum(_live_temps(folder))
         path = os.path.join(folder, f"{uuid.uuid4().hex}.{bytes}")
-        if self.limit is None and self._free_bytes() >= bytes + _SPARE_BYTES:
+        if self.limit is None and self._excess(bytes, spare=True) <= 0:
             fd = _locked_file(path)
         else:
             with self._limit_locks():
@@ -142,42 +144,48 @@ class Room:
         return sum(_used(root) for root in self._roots)
 
     def _make_room(self, bytes: int, need: Need, *, full: bool = False) -> None:
-        over = self._excess(bytes)
-        if over <= 0 and not full:
+        over = self._excess(bytes, spare=not need.urgent)
+        over = max(over, bytes) if full else over
+        wanted = max(over, self._excess(bytes, spare=True))
+        if wanted <= 0:
             return
-        over = max(over, bytes if full else 0)
-        if self._evict:
-            for victim, in_use in self._victims(need):
-                if over <= 0:
-                    return
-                if self._remove(victim, in_use=in_use):
-                    over -= victim.bytes
+        victims = list(self._victims(need)) if self._evict else []
+        reachable = sum(victim.bytes for victim, in_use in victims if not in_use)
+        if over > reachable:
+            raise NoRoom(self._why(bytes))
+        if wanted > reachable:
+            wanted = over
+        for victim, in_use in victims:
+            if (over if in_use else wanted) > 0 and self._remove(victim, in_use=in_use):
+                over, wanted = over - victim.bytes, wanted - victim.bytes
         if over > 0:
             raise NoRoom(self._why(bytes))
 
-    def _excess(self, bytes: int) -> int:
-        """How many bytes have to go before `bytes` more fit."""
-        over = bytes + _SPARE_BYTES - self._free_bytes()
+    def _excess(self, bytes: int, *, spare: bool) -> int:
+        """How many bytes have to go before `bytes` more fit; if `spare`, beside what is left to others."""
+        free, disk = self._disk()
+        over = bytes + (min(_SPARE_BYTES, disk // _SPARE_SHARE) if spare else 0) - free
         if self.limit is not None:
             over = max(over, self.used_bytes() + bytes - self.limit)
         return over
 
-    def _free_bytes(self) -> int:
+    def _disk(self) -> tuple[int, int]:
+        """Bytes that are free on the disk, and all that it has."""
         status = os.statvfs(self._own)
-        return status.f_bavail * status.f_frsize
+        return status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
 
     def _why(self, bytes: int) -> str:
         limit = "no limit" if self.limit is None else f"limit {self.limit:,} bytes"
         return (
             f"no room for {bytes:,} bytes in the cache {self.root}: {limit}, {self.used_bytes():,} used, "
-            f"{self._free_bytes():,} free on the disk"
+            f"{self._disk()[0]:,} free on the disk"
         )
 
     def _victims(self, need: Need) -> Iterator[tuple[Victim, bool]]:
         """What may be removed, best first, and whether it may be removed although a process has it open."""
-        for root in self._roots:
-            for victim in quarantined(root):
-                yield victim, True
+        rotten = [victim for root in self._roots for victim in quarantined(root)]
+        for victim in rotten:
+            yield victim, False
         placed = [victim for root in self._roots for victim in _placed(root)]
 
         def next_use(victim: Victim) -> int:
@@ -189,7 +197,7 @@ class Room:
         for victim in placed:
             yield victim, False
         if need.urgent:
-            for victim in placed:
+            for victim in rotten + placed:
                 yield victim, True
 
     def _remove(self, victim: Victim, *, in_use: bool) -> bool:

@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from datasync.errors import StoreError, UsageError
 from datasync.storage.local import LocalStore
@@ -189,27 +191,78 @@ def test_a_users_file_in_quarantine_is_never_taken_for_one_of_ours(cache: Cache)
     assert [path.stat().st_size for path in folder.iterdir()] == [1000]
 
 
+class Disk:
+    """What `statvfs` says of a folder, as if it were a disk by itself."""
+
+    def __init__(self, folder: Path, bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.bytes, self.others = folder, bytes, 0
+        monkeypatch.setattr(room_module.os, "statvfs", self.statvfs)
+
+    def free(self) -> int:
+        ours = [path for path in self.folder.rglob("*") if path.is_file() and FOLDER not in path.parts]
+        return self.bytes - self.others - sum(path.stat().st_size for path in ours)
+
+    def statvfs(self, path: str) -> os.statvfs_result:
+        return os.statvfs_result((1, 1, self.bytes, self.free(), self.free(), 1, 1, 1, 0, 255))
+
+
 def test_a_full_disk_evicts_and_then_is_an_error(tmp_path: Path, monkeypatch) -> None:
     make_dataset(tmp_path / "remote")
+    index = make_dataset(tmp_path / "more", first=1000)
+    disk = Disk(tmp_path / "local", 10**6, monkeypatch)
     read_all(ShardSource(replicas=[LocalStore(tmp_path / "remote")], local=tmp_path / "local"))
-    free = [0]
-
-    def statvfs(path: str) -> os.statvfs_result:
-        return os.statvfs_result((1, 1, 10**12, free[0], free[0], 1, 1, 1, 0, 255))
-
-    monkeypatch.setattr(room_module.os, "statvfs", statvfs)
-    make_dataset(tmp_path / "more", first=1000)
+    before = disk.free()
+    disk.others = before
     stream = ShardSource(
         replicas=[LocalStore(tmp_path / "more")], local=tmp_path / "local", download_timeout=0.3
     )
-    with pytest.raises(StoreError, match="no room") as caught:
-        stream.open(0)
+    assert len(stream.open(0)) == index.shards[0].samples
+    assert stream.stats.total()["evicted"] > 0
+    stream.close()
+    # What could not make room is not removed for it.
+    kept = {path.name for path in cached_files(tmp_path / "local")}
+    disk.others = 10**9
+    stream = ShardSource(
+        replicas=[LocalStore(tmp_path / "more")], local=tmp_path / "local", download_timeout=0.3
+    )
+    with pytest.raises(StoreError, match=r"no room .* no limit, [1-9].* free") as caught:
+        stream.open(1)
     assert str(tmp_path / "local") in str(caught.value)
     assert "mend: free space" in str(caught.value)
-    assert stream.stats.total()["evicted"] > 0
+    assert {path.name for path in cached_files(tmp_path / "local")} == kept
     assert temp_files(tmp_path / "local") == []
-    free[0] = 10**12
+    disk.others = 0
     assert read_all(stream) == list(range(1000, 1300))
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    sizes=st.lists(st.integers(1, 200), max_size=6),
+    wanted=st.integers(1, 300),
+    free=st.integers(0, 400),
+    urgent=st.booleans(),
+)
+def test_on_a_full_disk_no_more_goes_than_helps_and_a_reader_has_what_is_left(
+    tmp_path_factory, monkeypatch, sizes, wanted, free, urgent
+) -> None:
+    """A twentieth of 2,000 bytes is for others, unless only that is left for a reader."""
+    cache = Cache(tmp_path_factory.mktemp("disk"), limit=None, evict=True, stats=Stats())
+    disk = Disk(cache.root, 2000, monkeypatch)
+    for i, size in enumerate(sizes):
+        put(cache, str(i), b"x" * size)
+    disk.others = disk.free() - free
+    possible = free + sum(sizes) - wanted >= (0 if urgent else 100)
+    if not possible:
+        with pytest.raises(NoRoom), cache.reserve(wanted, Need(urgent=urgent)):
+            pass
+        assert disk.free() == free
+        return
+    with cache.reserve(wanted, Need(urgent=urgent)):
+        pass
+    left = 100 if free + sum(sizes) - wanted >= 100 else 0
+    assert disk.free() >= wanted + left
+    went = [size for i, size in enumerate(sizes) if not (cache.root / str(i)).exists()]
+    assert not went or disk.free() - went[-1] < wanted + left
 
 
 def test_a_write_that_finds_the_disk_full_is_tried_again(tmp_path: Path, monkeypatch) -> None:
