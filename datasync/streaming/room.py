@@ -7,8 +7,8 @@ made by one process at a time, under a lock in each of those folders.
 What goes first: quarantined files; then files that the plan does not name, the one opened longest ago first;
 then those whose next use is farthest away. A file that a process has open is locked (shared) by it and is
 passed over; only for a reader that stands still may one go, since an open file stays readable without a name.
-A prefetch never removes what is used before the thing it fetches. On a disk that others fill something is left
-free for them, unless a reader stands still for it; nothing goes where that could not help.
+A prefetch never removes what is used before the thing it fetches. On a disk that others fill, something is
+left free for them until a reader stands still for it; nothing goes where that could not help.
 
 Only files with a stamp in `placed/` are counted or removed (invariant 7).
 """
