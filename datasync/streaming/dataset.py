@@ -398,9 +398,10 @@ class StreamingDataset(Resumable, Array, IterableDataset[dict[str, Any]]):
             return LanePlan(order, offset, world, following, over=over)
         from datasync.streaming.mosaic import rank_samples
 
-        samples = worker_samples(self, world, epoch, offset)
+        samples = rank_samples(self, world, epoch, offset)
+        batch = self._known_batch() // self._world.ranks
         return ListPlan(
-            samples,
+            samples[world.worker],
             bounds=self.catalog.bounds,
             first_shard=self.catalog.first_shard,
             batch=batch,
