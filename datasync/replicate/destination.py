@@ -9,6 +9,7 @@ A reader at any instant sees the old index and everything it names, or the new o
 
 from __future__ import annotations
 
+import heapq
 import json
 import logging
 import socket
@@ -17,7 +18,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,7 @@ from datasync.replicate.manifests import ManifestFile, StoredFile
 from datasync.replicate.plan import Plan, compare, conflicts, in_place, items
 from datasync.replicate.retry import RETRY_SECONDS, retrying
 from datasync.storage.base import ObjectInfo, Store
+from datasync.storage.keys import utf8
 from datasync.storage.local import LocalStore
 from datasync.storage.retry import inheriting
 from shards.version import __version__
@@ -187,8 +189,17 @@ def damage(store: Store, version: str) -> list[str]:
         return []
 
 
-def make_plan(destination: Destination, catalog: Catalog) -> Plan:
-    """Compare, look at the place itself where proof is missing, adopt or abort uploads of killed runs."""
+def make_plan(destination: Destination, catalog: Catalog, *, deletes: bool = False) -> Plan:
+    """Compare, look at the place itself where proof is missing, adopt or abort uploads of killed runs.
+
+    Args:
+        destination (Destination): Under its lease.
+        catalog (Catalog): What the source has.
+        deletes (bool): What the source no longer has is removed. Default: ``False``.
+
+    Raises:
+        StoreError: The place is a folder, and cannot hold these names, or not beside what it has.
+    """
     import numpy as np
 
     _check_names(destination.store, catalog)
@@ -201,10 +212,50 @@ def make_plan(destination: Destination, catalog: Catalog) -> Plan:
         foreign = there.keys() - written(destination.store, among=set(there)) if there else set()
         lane.present = {key: key in foreign for key, right in there.items() if right}
     destination.plan = plan
+    if not deletes:
+        _check_room(destination, catalog, plan)
     keys = (item.key for item in items(plan.table, np.arange(plan.objects)))
     lane.journal.set_out(key for key in keys if key not in foreign)
     _sweep_uploads(destination, catalog)
     return plan
+
+
+def make_way(destination: Destination, catalog: Catalog, gone: Iterable[str]) -> list[str]:
+    """Remove, of what the source no longer has, the files whose names it needs for folders, and vice versa.
+
+    A folder cannot hold both, so this comes before the copying; the receipt says that the old version is no
+    longer whole, should the run end here.
+
+    Args:
+        destination (Destination): Planned.
+        catalog (Catalog): What the source has.
+        gone (Iterable[str]): What `--delete` may remove.
+    """
+    store, receipt = destination.store, destination.receipt
+    blocking = in_the_way(store, catalog, gone)
+    if not blocking:
+        return []
+    destination.lane.journal.removed(blocking)
+    if receipt is not None:
+        lost = sorted({*blocking, *(() if receipt.whole else damage(store, receipt.version))})
+        document = {"found": receipts.now(), "damaged": lost}
+        data = json.dumps(document, ensure_ascii=False).encode()
+        retrying(lambda: store.write(damage_key(receipt.version), data))
+        destination.receipt = replace(receipt, state=receipts.DAMAGED)
+        retrying(partial(receipts.write, store, destination.receipt))
+    retrying(lambda: store.delete(blocking))
+    return blocking
+
+
+def in_the_way(store: Store, catalog: Catalog, gone: Iterable[str]) -> list[str]:
+    """Those of some keys that cannot be files beside the files of the source."""
+    old = sorted(gone, key=utf8)
+    if not old:
+        return []
+    inner = getattr(store, "store", store)
+    folds = isinstance(inner, LocalStore) and folds_case(Path(inner.root))
+    pairs = conflicts(heapq.merge(catalog.all_keys(), old, key=utf8), folds_case=folds)
+    return sorted({key for pair in pairs for key in pair}.intersection(old))
 
 
 def _has_manifest(destination: Destination, catalog: Catalog) -> bool:
@@ -297,6 +348,20 @@ def _check_names(store: Store, catalog: Catalog) -> None:
             f"{first!r} and {second!r} cannot both be files below {store.url} ({len(found)} such pairs);"
             " nothing was copied",
             mend="rename one of them, or copy to an object store",
+        )
+
+
+def _check_room(destination: Destination, catalog: Catalog, plan: Plan) -> None:
+    """A folder that keeps what the source has lost may have no room for its new names."""
+    store = destination.store
+    if catalog.kind != TREE or not isinstance(getattr(store, "store", store), LocalStore):
+        return
+    blocking = in_the_way(store, catalog, plan.gone)
+    if blocking:
+        raise StoreError(
+            f"{blocking[0]!r} at {store.url} was copied earlier, the source has lost it, and needs its name"
+            f" for another ({len(blocking)} such); nothing was copied",
+            mend="run with --delete, which removes what the source no longer has",
         )
 
 

@@ -6,6 +6,7 @@
     {"upload": key, "id": upload id, "bytes": n, "part_bytes": n, "sha256": hex or null}
     {"part": key, "id": upload id, "number": n, "tag": tag, "crc32c": n}
     {"dropped": key, "id": upload id}
+    {"removed": key}
 
     _datasync/journal/<token>-keys-<n>.json           what the run set out to write, before it wrote any of it
 
@@ -23,7 +24,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,6 +97,8 @@ def replay(lines: list[dict[str, Any]], past: Past) -> None:
             past.uploads[line["id"]].parts[line["number"]] = line["tag"], line["crc32c"]
         elif "dropped" in line:
             past.uploads.pop(line["id"], None)
+        elif "removed" in line:
+            past.done.pop(line["removed"], None)
 
 
 def load(store: Store) -> Past:
@@ -181,6 +184,12 @@ class Journal:
 
     def dropped(self, key: str, upload_id: str) -> None:
         self._add({"dropped": key, "id": upload_id})
+
+    def removed(self, keys: Iterable[str]) -> None:
+        """Record that finished objects are about to go, on the store before this returns."""
+        for key in keys:
+            self._add({"removed": key})
+        self.flush()
 
     def flush(self) -> None:
         """Write what was collected; on failure it is kept for the next time."""

@@ -30,6 +30,7 @@ from datasync.replicate.destination import (
     compared,
     deletable,
     make_plan,
+    make_way,
     open_destination,
     publish,
 )
@@ -514,7 +515,7 @@ class _Run:
             self.progress[destination.name] = self.shown.enter_context(progress)
 
     def _plan(self, destination: Destination, catalog: Catalog) -> None:
-        plan = make_plan(destination, catalog)
+        plan = make_plan(destination, catalog, deletes=self.options.delete)
         outcome = self.outcomes[destination.name]
         outcome.to_copy, outcome.to_copy_bytes, outcome.tally = (
             plan.objects,
@@ -523,7 +524,9 @@ class _Run:
         )
         outcome.paid_bytes = self.paid.add(plan)
         if self.options.delete:
-            outcome.to_delete = len(self._deletable(destination, catalog))
+            gone = self._deletable(destination, catalog)
+            outcome.to_delete = len(gone)
+            outcome.deleted = len(make_way(destination, catalog, gone))
 
     def _deletable(self, destination: Destination, catalog: Catalog) -> list[str]:
         place, store = destination.name, destination.store
@@ -668,7 +671,7 @@ class _Run:
                 outcome.receipt = old
             outcome.state, outcome.version = ALREADY if same else PUBLISHED, final.version
             outcome.objects, outcome.bytes = final.objects, final.total_bytes
-            outcome.deleted = len(gone)
+            outcome.deleted += len(gone)
 
         if self._guarded(destination, end):
             destination.close()  # the next run may begin, whatever the other destinations still do

@@ -99,7 +99,7 @@ class LocalStore:
 
     def stat(self, key: str) -> ObjectInfo:
         path = self.path(key)
-        with translated(self.url, key):
+        with translated(self.url, key, reading=True):
             return self._described(key, os.stat(path))
 
     def list(self, prefix: str = "", *, after: str = "") -> Iterator[ObjectInfo]:
@@ -215,7 +215,7 @@ class LocalStore:
     @contextlib.contextmanager
     def _opened(self, key: str, etag: str | None) -> Iterator[tuple[int, os.stat_result]]:
         path = self.path(key)
-        with translated(self.url, key):
+        with translated(self.url, key, reading=True):
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             with translated(self.url, key):

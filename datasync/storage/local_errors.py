@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from datasync.errors import DeniedError, NotFoundError, StoreError, TransientError, UnsupportedError
 
@@ -23,11 +24,19 @@ _OTHER_KIND = {errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY}
 
 
 @contextmanager
-def translated(root: str, key: str) -> Iterator[None]:
-    """Raise an `OSError` of the block as the store's own error, naming the file and the mend."""
+def translated(root: str, key: str, *, reading: bool = False) -> Iterator[None]:
+    """Raise an `OSError` of the block as the store's own error, naming the file and the mend.
+
+    Args:
+        root (str): The folder of the store.
+        key (str): The object.
+        reading (bool): The object is only looked at: below a file there is none. Default: ``False``.
+    """
     try:
         yield
     except OSError as error:
+        if reading and error.errno == errno.ENOTDIR:
+            error = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         raise _store_error(error, os.path.join(root, key)) from error
 
 
@@ -47,10 +56,7 @@ def _store_error(error: OSError, path: str) -> StoreError:
             f"{path}: no space left; nothing was written", mend="free space or quota, then run again"
         )
     if code in _OTHER_KIND:
-        return StoreError(
-            f"{path}: a file and a folder want the same name ({why})",
-            mend="a key that is also the folder of other keys fits no file system: rename one of them",
-        )
+        return StoreError(f"{_in_the_way(path)} ({why})", mend="rename or remove it, or choose another place")
     if code == errno.ENAMETOOLONG:
         return StoreError(f"{path}: the name is too long for this file system", mend="shorten it")
     if code in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
@@ -60,3 +66,11 @@ def _store_error(error: OSError, path: str) -> StoreError:
     if code in _TRANSIENT:
         return TransientError(f"{path}: {why}", mend="run again; if it stays, look at the file system's log")
     return StoreError(f"{path}: {why}", mend="look at the file system's log")
+
+
+def _in_the_way(path: str) -> str:
+    """Which file or folder has a name that is needed for the other."""
+    for above in reversed(Path(path).parents):
+        if above.exists() and not above.is_dir():
+            return f"{above} is a file, and {path} needs a folder there"
+    return f"{path} is a folder, and an object needs that name"

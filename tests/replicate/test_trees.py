@@ -1,0 +1,103 @@
+"""Trees as they are in use: names that change their kind, markers of folders, sources of one name."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from datasync.errors import DeniedError
+from datasync.ops import receipts
+from datasync.ops.status import is_here
+from datasync.replicate import Outcome, replicate
+from datasync.storage.base import Store
+from datasync.storage.local import LocalStore
+from tests.replicate.kit import QUICK, Spy, data_of, write_tree
+
+MIRROR = replace(QUICK, delete=True, max_delete=1.0)
+
+
+def one(source: Store, to: Store, **more) -> Outcome:
+    options = more.pop("options", QUICK)
+    (outcome,) = replicate(source, {"b": to}, name="tree", options=options, **more)
+    return outcome
+
+
+@pytest.fixture(params=["local", "s3"])
+def there(request, tmp_path):
+    if request.param == "local":
+        return LocalStore(tmp_path / "b")
+    return request.getfixturevalue("s3_b").store("tree")
+
+
+def rewrite(folder, files):
+    """Make a folder hold exactly these files."""
+    shutil.rmtree(folder, ignore_errors=True)
+    write_tree(folder, files)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"x": b"1", "z": b"z"}, {"x/y": b"2", "z": b"z"}),
+        ({"x/y": b"1", "x/a/b": b"3", "z": b"z"}, {"x": b"2", "z": b"z"}),
+    ],
+)
+def test_a_file_that_became_a_folder_and_the_reverse_are_mirrored(there, tmp_path, before, after):
+    source = LocalStore(tmp_path / "a")
+    rewrite(tmp_path / "a", before)
+    assert one(source, there).error is None
+    rewrite(tmp_path / "a", after)
+    outcome = one(source, there, options=MIRROR)
+    assert outcome.error is None
+    assert outcome.deleted == len(before) - 1
+    assert data_of(there) == after
+    assert is_here(there, "tree", None)[0] is not None
+
+
+def test_without_delete_it_is_said_what_is_in_the_way_and_what_helps(tmp_path):
+    source, b = LocalStore(tmp_path / "a"), LocalStore(tmp_path / "b")
+    rewrite(tmp_path / "a", {"x": b"1"})
+    one(source, b)
+    rewrite(tmp_path / "a", {"x/y": b"2"})
+    outcome = one(source, b)
+    assert "'x'" in outcome.error.message
+    assert "--delete" in outcome.error.mend
+    assert data_of(b) == {"x": b"1"}
+
+
+def test_what_others_put_in_the_way_is_left_and_named(tmp_path):
+    source, b = LocalStore(tmp_path / "a"), LocalStore(tmp_path / "b")
+    rewrite(tmp_path / "a", {"x/y": b"2"})
+    write_tree(tmp_path / "b", {"x": b"a person's"})
+    outcome = one(source, b, options=MIRROR)
+    assert f"{tmp_path / 'b' / 'x'} is a file" in str(outcome.error)
+    assert "rename or remove it" in str(outcome.error)
+    assert data_of(b) == {"x": b"a person's"}
+
+
+def test_a_place_that_is_a_file_is_named(tmp_path):
+    write_tree(tmp_path / "a", {"x": b"1"})
+    (tmp_path / "b").write_text("in the way")
+    outcome = one(LocalStore(tmp_path / "a"), LocalStore(tmp_path / "b"))
+    assert f"{tmp_path / 'b'} is a file" in outcome.error.message
+    assert "another place" in outcome.error.mend
+
+
+def test_a_run_that_ends_after_the_old_made_way_is_mended_even_if_the_source_goes_back(tmp_path):
+    source, b = LocalStore(tmp_path / "a"), LocalStore(tmp_path / "b")
+    rewrite(tmp_path / "a", {"x": b"1", "z": b"z"})
+    one(source, b)
+
+    def refuse(operation, key):
+        if operation == "write" and key == "x/y":
+            raise DeniedError("not now")
+
+    rewrite(tmp_path / "a", {"x/y": b"2", "z": b"z"})
+    assert one(source, Spy(b, refuse), options=MIRROR).error is not None
+    assert "x" not in data_of(b)
+    assert receipts.read(b).state == receipts.DAMAGED
+    rewrite(tmp_path / "a", {"x": b"1", "z": b"z"})
+    assert one(source, b).error is None
+    assert data_of(b) == {"x": b"1", "z": b"z"}
