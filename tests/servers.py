@@ -35,6 +35,7 @@ SECRET_KEY = "datasync-tests-secret"
 REGION = "us-east-1"
 TOOLS = "DATASYNC_TEST_TOOLS"
 SERVERS = Path(f"{sys.prefix}-servers")  # the environment of servers that `make test` makes beside ours
+GOOGLE = SERVERS / "google"  # gcsfs and what only it needs
 
 _START_SECONDS = 60.0
 _PR_SET_PDEATHSIG = 1
@@ -354,7 +355,9 @@ def google(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str],
 
     # The emulator has no gRPC, over which newer versions of gcsfs ask what kind of bucket it is.
     os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
-    gcsfs = pytest.importorskip("gcsfs", reason="gcsfs is not installed (pip install gcsfs)")
+    if GOOGLE.is_dir():
+        sys.path.append(str(GOOGLE))  # at the end: a gcsfs of this environment is preferred
+    gcsfs = pytest.importorskip("gcsfs", reason="gcsfs is not installed (make test does it where it can)")
     with fake_gcs(tmp_path_factory.mktemp("gcs")) as endpoint:
         options = {"endpoint_url": endpoint, "token": "anon", "project": "tests"}
         gcsfs.GCSFileSystem(**options).mkdir("bucket")
