@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from datasync.replicate.run import Options, Outcome, Stop, replicate
+    from datasync.replicate.options import Options, Outcome, Stop
+    from datasync.replicate.run import replicate
 
 __all__ = ["Options", "Outcome", "Stop", "replicate"]
 
-_HOMES = {"Options": "run", "Outcome": "run", "Stop": "run", "replicate": "run"}
+_HOMES = {"Options": "options", "Outcome": "options", "Stop": "options", "replicate": "run"}
 
 
 def __getattr__(name: str) -> Any:

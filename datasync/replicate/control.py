@@ -22,7 +22,7 @@ from datasync.replicate.retry import RETRY_SECONDS
 from datasync.storage.retry import LAST_SECONDS, patient
 
 if TYPE_CHECKING:
-    from datasync.replicate.run import Stop
+    from datasync.replicate.options import Stop
 
 GRACE_SECONDS = 30.0
 _LOOK_SECONDS = 0.5

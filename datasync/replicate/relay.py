@@ -21,7 +21,8 @@ from datasync.ops.targets import Missing, Target
 from datasync.replicate.catalog import describe, learn
 from datasync.replicate.destination import compared
 from datasync.replicate.limits import identity
-from datasync.replicate.run import ALREADY, PUBLISHED, Options, Outcome, Stop, replicate
+from datasync.replicate.options import ALREADY, PUBLISHED, Options, Outcome, Stop
+from datasync.replicate.run import replicate
 
 if TYPE_CHECKING:
     from datasync.config import Config

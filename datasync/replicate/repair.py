@@ -28,9 +28,9 @@ from datasync.replicate.journal import Journal
 from datasync.replicate.lane import Lane
 from datasync.replicate.layout import INDEX, SIGNATURES, damage_key, manifest_key, signature_key
 from datasync.replicate.lease import held
+from datasync.replicate.options import Stop
 from datasync.replicate.plan import items
 from datasync.replicate.retry import RETRY_SECONDS, retrying
-from datasync.replicate.run import Stop
 from datasync.replicate.transfer import Mover
 from datasync.replicate.verify import expected, verify
 from datasync.storage.base import Store

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from datasync.replicate.catalog import TREE
-from datasync.replicate.run import ALREADY, FAILED, PLANNED, PUBLISHED, STOPPED, Outcome
+from datasync.replicate.options import ALREADY, FAILED, PLANNED, PUBLISHED, STOPPED, Outcome
 from shards.progress import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:

@@ -15,140 +15,38 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
-from datasync.errors import DatasyncError, NotFoundError, StoreError, TransientError, UsageError
+from datasync.errors import DatasyncError, StoreError, TransientError, UsageError
 from datasync.ops import receipts
-from datasync.ops.judgement import Signature, at_once, is_same, signature_at, signature_fault, signature_of
+from datasync.ops.judgement import Signature, signature_of
 from datasync.ops.receipts import Receipt
 from datasync.replicate import spread
-from datasync.replicate.catalog import TREE, Catalog, check_name, describe, learn, settle, tag_of
+from datasync.replicate.catalog import TREE, Catalog, check_name, describe, learn
 from datasync.replicate.destination import (
     Destination,
+    check_origin,
     compared,
     deletable,
     make_plan,
     make_way,
-    open_destination,
     publish,
 )
-from datasync.replicate.lane import Lane, Tally
-from datasync.replicate.layout import INDEX, manifest_key
-from datasync.replicate.lease import TTL_SECONDS
+from datasync.replicate.lane import Lane
+from datasync.replicate.learnt import Paid, completed
 from datasync.replicate.limits import identity
-from datasync.replicate.plan import Item, Plan, items
-from datasync.replicate.retry import RETRY_SECONDS, retrying
+from datasync.replicate.opening import LAG_SECONDS, Opening
+from datasync.replicate.options import ALREADY, PLANNED, PUBLISHED, STOPPED, Options, Outcome, Stop
+from datasync.replicate.plan import Item, items
 from datasync.replicate.transfer import Mover
+from datasync.replicate.unchanged import unchanged
 from datasync.storage.base import Store
 from datasync.storage.retry import inheriting, patient
 from shards.progress import Progress
 
 log = logging.getLogger(__name__)
 
-_LAG_SECONDS = 1.0
 _PHASES = ("first", "last", "marks")
-
-ALREADY, PLANNED, PUBLISHED, FAILED, STOPPED = "already", "planned", "published", "failed", "stopped"
-
-
-@dataclass(slots=True)
-class Stop:
-    """A request to end, with its reason; shared by the caller (signals, deadline) and the run."""
-
-    event: threading.Event = field(default_factory=threading.Event)
-    reason: str = ""
-    exit_code: int = 4
-
-    def ask(self, reason: str, exit_code: int = 4) -> None:
-        if not self.event.is_set():
-            self.reason, self.exit_code = reason, exit_code
-            self.event.set()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """How to replicate.
-
-    Args:
-        as_tree (bool): Copy every file, also of a folder that has an index. Default: ``False``.
-        dry_run (bool): Plan only; nothing is written anywhere. Default: ``False``.
-        verify (str): ``stored``: each object is proven before it is sent, and by the destination's checksum
-            while it is stored. ``full``: each is also read back. Default: ``stored``.
-        delete (bool): Remove from a tree's copy what the source no longer has. Default: ``False``.
-        max_delete (float): The largest share that may be removed. Default: ``0.1``.
-        require_signature (str | None): Public key file that must have signed the index.
-        retry_seconds (float): How long a failing place is tried. Default: ``120``.
-        lease_seconds (float): Time to live of the leases. Default: ``60``.
-        quiet (bool): No progress. Default: ``False``.
-        engine (str): ``local``, or ``ray``: spread over the nodes of a Ray cluster. Default: ``local``.
-    """
-
-    as_tree: bool = False
-    dry_run: bool = False
-    verify: str = "stored"
-    delete: bool = False
-    max_delete: float = 0.1
-    require_signature: str | None = None
-    retry_seconds: float = RETRY_SECONDS
-    lease_seconds: float = TTL_SECONDS
-    quiet: bool = False
-    engine: str = "local"
-
-    def __post_init__(self) -> None:
-        if self.verify not in ("stored", "full"):
-            raise UsageError(f"verify cannot be {self.verify!r}", mend="use stored or full")
-
-
-@dataclass(slots=True, kw_only=True)
-class Outcome:
-    """What became of one destination.
-
-    Args:
-        name (str): The dataset or tree.
-        source (str): URL.
-        destination (str): The cluster's name, or a URL.
-        url (str): URL of the copy.
-        kind (str): ``dataset``, ``mds`` or ``tree``.
-        state (str): ``already``, ``planned``, ``published``, ``failed`` or ``stopped``.
-        version (str | None): Version of the source, where known.
-        objects, bytes, samples (int): Of the whole version.
-        to_copy, to_copy_bytes (int): Of the plan.
-        feeder (str): Which other destination it is fed from, in a relay. Default: none, the source.
-        paid_bytes (int): Of the bytes to copy, those that are read for no destination before this one:
-            what several destinations need is read once.
-        to_delete, deleted (int): Objects that ``delete`` would remove, and removed.
-        estimate_seconds (float | None): Of a plan: at the rate of the last run that copied.
-        tally (Tally): What was done.
-        seconds (float): How long it took.
-        source_bytes_read (int): Read from the source, for all destinations together.
-        receipt (Receipt | None): The proof.
-        error (DatasyncError | None): Why it failed.
-    """
-
-    name: str
-    source: str
-    destination: str
-    url: str
-    kind: str = ""
-    state: str = FAILED
-    version: str | None = None
-    objects: int = 0
-    bytes: int = 0
-    samples: int | None = None
-    to_copy: int = 0
-    to_copy_bytes: int = 0
-    feeder: str = ""
-    paid_bytes: int = 0
-    to_delete: int = 0
-    deleted: int = 0
-    estimate_seconds: float | None = None
-    tally: Tally = field(default_factory=Tally)
-    seconds: float = 0.0
-    source_bytes_read: int = 0
-    receipt: Receipt | None = None
-    error: DatasyncError | None = None
 
 
 def replicate(
@@ -209,98 +107,10 @@ def replicate(
     return list(outcomes.values())
 
 
-def unchanged(source: Store, to: Mapping[str, Store], public: str | None = None) -> dict[str, Receipt]:
-    """Destinations whose newest receipt proves what the source's index still is. Two small objects each.
-
-    Args:
-        source (Store): The root of the dataset.
-        to (Mapping[str, Store]): Roots of the copies.
-        public (str | None): The key that must have signed the index.
-    """
-    try:
-        info = retrying(lambda: source.stat(INDEX))
-    except NotFoundError:
-        return {}
-    tag = tag_of(source, info)
-    found: dict[str, Receipt] = {}
-    answered: set[str] = set()
-
-    def look(place: str, store: Store) -> None:
-        try:
-            receipt = _unchanged_at(store, source, {"tag": tag, "bytes": info.bytes}, public)
-            if receipt is not None:
-                found[place] = receipt
-        except DatasyncError as error:
-            log.info("%s must be looked at: %s", place, error)
-        finally:
-            answered.add(place)
-
-    if len(to) == 1:
-        look(*next(iter(to.items())))
-        return found
-    threads = [threading.Thread(target=inheriting(look), args=item, daemon=True) for item in to.items()]
-    for thread in threads:
-        thread.start()
-    until: float | None = None
-    while len(answered) < len(to) and (until is None or time.monotonic() < until):
-        time.sleep(0.005)
-        if answered and until is None:  # a dead one does not hold up the others
-            until = time.monotonic() + _LAG_SECONDS
-    return dict(found)
-
-
-def _unchanged_at(
-    store: Store, source: Store, index: dict[str, object], public: str | None
-) -> Receipt | None:
-    """The newest receipt of a place, if it proves what the source's `index` (tag and size) still is."""
-    receipt = receipts.read(store)
-    if receipt is None or not receipt.whole or receipt.index is None:
-        return None
-    if (receipt.source["endpoint"], receipt.source["url"]) != identity(source):
-        return None
-    if receipt.source["index"] != index or index["tag"] is None:
-        return None
-    digest = str(receipt.index["sha256"])
-
-    def signed() -> bool:
-        """Whether the signature that must be here, or the one that the source has now, is here."""
-        if public is not None:
-            return signature_fault(store, digest, public) is None
-        return signature_at(source, digest) == receipt.source.get("signature")
-
-    # Nothing but these records is looked at, so they must be what they were; all three are asked at once.
-    same = at_once(
-        lambda: is_same(store, store.stat(INDEX), receipt.index),
-        lambda: is_same(store, store.stat(manifest_key(receipt.version)), receipt.manifest),
-        signed,
-    )
-    return receipt if all(same) else None
-
-
 def _already(outcome: Outcome, receipt: Receipt) -> None:
     outcome.state = ALREADY
     outcome.kind, outcome.version, outcome.receipt = receipt.kind, receipt.version, receipt
     outcome.objects, outcome.bytes, outcome.samples = receipt.objects, receipt.bytes, receipt.samples
-
-
-class _Paid:
-    """The objects that destinations have asked for so far, each of which is read once."""
-
-    def __init__(self) -> None:
-        self._rows: Any = None
-        self._lock = threading.Lock()
-
-    def add(self, plan: Plan) -> int:
-        """Bytes of a plan that no plan before it had."""
-        import numpy as np
-
-        with self._lock:
-            if self._rows is None:
-                self._rows = plan.rows
-                return plan.bytes
-            fresh = ~np.isin(plan.rows, self._rows)
-            self._rows = np.concatenate((self._rows, plan.rows[fresh]))
-        return int(plan.table["bytes"].to_numpy()[fresh].sum())
 
 
 class _Run:
@@ -325,13 +135,20 @@ class _Run:
         self.progress: dict[str, Progress] = {}
         self.shown = contextlib.ExitStack()
         self.signature: Signature | None = None
-        self.asking: dict[str, threading.Thread] = {}
-        self.silent: dict[str, DatasyncError] = {}
-        self.paid = _Paid()
+        self.opening = Opening(
+            name,
+            {} if options.dry_run else to,
+            options,
+            turn=self.turn,
+            stop=stop.event,
+            failed=self._failed,
+            on_progress=self._advance,
+        )
+        self.paid = Paid()
 
     def go(self) -> None:
         options = self.options
-        with self._destinations_asked():
+        with self.opening.asked():
             catalog = describe(
                 self.source, self.name, as_tree=options.as_tree, retry_seconds=options.retry_seconds
             )
@@ -342,7 +159,12 @@ class _Run:
             self._plan_only(catalog)
             return
         with contextlib.ExitStack() as self.shown:
-            opened, late = self._open_all(catalog)
+            for place in self.to:
+                self._describe(place, catalog)
+            opened, late = self.opening.all(partial(self._alone_from_the_start, catalog=catalog))
+            for destination in opened:
+                self._guarded(destination, partial(learn, catalog, destination.store, destination.receipt))
+                self._describe(destination.name, catalog)
             try:
                 ready = [d for d in opened if self._guarded(d, partial(self._plan, d, catalog))]
                 for destination in ready:
@@ -371,6 +193,7 @@ class _Run:
             outcome = self._describe(place, catalog)
             try:
                 receipt = receipts.read(store)
+                check_origin(place, receipt, catalog, implied=self.options.implied)
                 learn(catalog, store, receipt)
                 plan = compared(catalog, store, receipt, {})
                 if self.options.delete:
@@ -387,101 +210,13 @@ class _Run:
 
     def _describe(self, place: str, catalog: Catalog) -> Outcome:
         outcome = self.outcomes[place]
-        outcome.kind, outcome.version = catalog.kind, catalog.version
+        outcome.kind, outcome.version, outcome.left_out = catalog.kind, catalog.version, catalog.left_out
         outcome.objects, outcome.bytes, outcome.samples = (
             catalog.objects,
             catalog.total_bytes,
             catalog.samples,
         )
         return outcome
-
-    @contextlib.contextmanager
-    def _destinations_asked(self) -> Iterator[None]:
-        """Have the destinations asked what they can do while the source is looked at."""
-
-        def ask(place: str, store: Store) -> None:
-            try:
-                retrying(store.abilities)
-            except DatasyncError as error:
-                self.silent[place] = error  # told when it is opened
-
-        if not self.options.dry_run:
-            for item in self.to.items():
-                self.asking[item[0]] = threading.Thread(target=inheriting(ask), args=item, daemon=True)
-        for thread in self.asking.values():
-            thread.start()
-        try:
-            yield
-        finally:
-            for thread in self.asking.values():
-                thread.join(_LAG_SECONDS)  # a dead one does not hold up the others
-
-    def _open_all(self, catalog: Catalog) -> tuple[list[Destination], list[threading.Thread]]:
-        """Every destination that can be worked at, opened side by side.
-
-        One that takes much longer than the first, because it is slow or dead, goes its way in a thread of its
-        own, which is returned; the others do not wait for it.
-        """
-        opened: dict[str, Destination] = {}
-        answered: set[str] = set()
-        began: list[bool] = []
-
-        def begin(place: str, store: Store) -> None:
-            destination = self._open(place, store)
-            with self.turn:
-                answered.add(place)
-                self.turn.notify_all()
-                if not began:
-                    if destination is not None:
-                        opened[place] = destination
-                    return
-            if destination is not None:
-                self._alone_from_the_start(destination, catalog)
-
-        threads = {
-            place: threading.Thread(target=inheriting(begin), args=(place, store))
-            for place, store in self.to.items()
-        }
-        for place, thread in threads.items():
-            self._describe(place, catalog)
-            thread.start()
-        until: float | None = None
-        with self.turn:
-            while len(answered) < len(threads) and (until is None or time.monotonic() < until):
-                self.turn.wait(0.2)
-                if opened and until is None:
-                    until = time.monotonic() + _LAG_SECONDS
-            began.append(True)
-        ready = [opened[place] for place in self.to if place in opened]
-        for destination in ready:
-            self._guarded(destination, partial(learn, catalog, destination.store, destination.receipt))
-            self._describe(destination.name, catalog)
-        return ready, [threads[place] for place in self.to if place not in answered]
-
-    def _open(self, place: str, store: Store) -> Destination | None:
-        """A destination under its lease, or None with its error told."""
-        try:
-            self.asking[place].join()
-            if place in self.silent:
-                raise self.silent[place]
-            return open_destination(
-                place,
-                store,
-                command=f"replicate {self.name}",
-                turn=self.turn,
-                stop=self.stop.event,
-                read_back=self.options.verify == "full" or not store.abilities().crc32c,
-                retry_seconds=self.options.retry_seconds,
-                ttl=self.options.lease_seconds,
-                on_progress=partial(self._advance, place),
-            )
-        except DatasyncError as error:
-            if not self._ended_by_stop(place, error):
-                self.outcomes[place].error = error
-        except Exception as error:  # a defect must not pass for success because a thread ended with it
-            log.exception("%s: %s", place, self.name)
-            self.outcomes[place].error = StoreError(f"{place}: {type(error).__name__}: {error}")
-        return None
 
     def _alone_from_the_start(self, destination: Destination, catalog: Catalog) -> None:
         """The whole way of a destination that could be opened only when the others were under way."""
@@ -515,6 +250,7 @@ class _Run:
             self.progress[destination.name] = self.shown.enter_context(progress)
 
     def _plan(self, destination: Destination, catalog: Catalog) -> None:
+        check_origin(destination.name, destination.receipt, catalog, implied=self.options.implied)
         plan = make_plan(destination, catalog, deletes=self.options.delete)
         outcome = self.outcomes[destination.name]
         outcome.to_copy, outcome.to_copy_bytes, outcome.tally = (
@@ -550,6 +286,11 @@ class _Run:
         destination.lane.fail(failure)
         self.outcomes[destination.name].error = failure
         return False
+
+    def _failed(self, place: str, error: DatasyncError) -> None:
+        """A place that could not be opened."""
+        if not self._ended_by_stop(place, error):
+            self.outcomes[place].error = error
 
     def _ended_by_stop(self, place: str, error: DatasyncError) -> bool:
         """Whether a place is only unfinished: what failed would have been tried again but for the stop."""
@@ -605,7 +346,7 @@ class _Run:
 
     def _lagging(self, group: list[Destination]) -> list[Destination]:
         """Those that still have something to do when all others have nothing left, or had it for a while."""
-        until = time.monotonic() + _LAG_SECONDS
+        until = time.monotonic() + LAG_SECONDS
         with self.turn:
             while True:
                 busy = [d for d in group if d.lane.alive and (not d.lane.idle or d.lane.deferred)]
@@ -658,7 +399,7 @@ class _Run:
             return
 
         def end() -> None:
-            final = self._complete(catalog, destination)
+            final = completed(catalog, self.mover, destination.past)
             gone = self._deletable(destination, final) if self.options.delete else []
             old = destination.receipt
             same = (
@@ -676,36 +417,6 @@ class _Run:
         if self._guarded(destination, end):
             destination.close()  # the next run may begin, whatever the other destinations still do
         outcome.seconds = time.monotonic() - self.began
-
-    def _complete(self, catalog: Catalog, destination: Destination) -> Catalog:
-        """The catalog with every digest that was learnt while copying, here or by an unfinished run."""
-        if catalog.version is not None and not self.mover.tags:
-            return catalog
-        import pyarrow as pa
-
-        table = catalog.table
-        columns = {name: table[name].to_pylist() for name in ("bytes", "sha256", "crc32c", "tag")}
-        with self.turn:
-            found, changed = dict(self.mover.found), dict(self.mover.tags)
-        for row, (tag, size) in changed.items():
-            columns["tag"][row], columns["bytes"][row] = tag, size
-        for row, proof in found.items():
-            columns["sha256"][row], columns["crc32c"][row] = bytes.fromhex(proof.sha256), proof.crc32c
-        keys = table["key"]
-        for row, sha in enumerate(columns["sha256"]):
-            if sha is None:
-                done = destination.past.done.get(keys[row].as_py())
-                if done is None:
-                    raise StoreError(f"{keys[row].as_py()}: its digest was not learnt", mend="run again")
-                columns["sha256"][row], columns["crc32c"][row] = bytes.fromhex(done.sha256), done.crc32c
-        for name, values in columns.items():
-            at = table.schema.get_field_index(name)
-            table = table.set_column(
-                at, table.schema.field(name), pa.array(values, table.schema.field(name).type)
-            )
-        final = replace(catalog, table=table, version=None, manifest=None)
-        settle(final)
-        return final
 
     def _advance(self, place: str, count: int, objects: int) -> None:
         if place in self.progress:

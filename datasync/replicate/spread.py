@@ -23,7 +23,7 @@ from datasync.replicate.transfer import Mover, Proof
 from datasync.storage.base import Store
 
 if TYPE_CHECKING:
-    from datasync.replicate.run import Stop
+    from datasync.replicate.options import Stop
 
 _BATCH_OBJECTS = 2000
 _BATCH_BYTES = 2 << 30

@@ -33,9 +33,9 @@ from datasync.replicate.lane import quarantine
 from datasync.replicate.layout import INDEX, SCRUB, damage_key, is_internal, manifest_key, signature_key
 from datasync.replicate.lease import held
 from datasync.replicate.limits import concurrency_of
+from datasync.replicate.options import Stop
 from datasync.replicate.plan import Item, beside, items, schema
 from datasync.replicate.retry import retrying
-from datasync.replicate.run import Stop
 from datasync.storage.base import Store
 from datasync.storage.retry import inheriting
 from shards.digests import Digest

@@ -469,6 +469,7 @@ class FsspecStore:
 def _info_at_hub(fs: Any, path: str) -> Mapping[str, Any]:
     """One object of Hugging Face's hub; its file system would list the whole folder to find it."""
     from huggingface_hub import HfApi
+    from huggingface_hub.hf_api import RepoFile
 
     place = fs.resolve_path(path)
     found = HfApi(endpoint=fs.endpoint, token=fs.token).get_paths_info(
@@ -476,7 +477,7 @@ def _info_at_hub(fs: Any, path: str) -> Mapping[str, Any]:
     )
     if not found:
         raise FileNotFoundError(path)
-    if not hasattr(found[0], "blob_id"):
+    if not isinstance(found[0], RepoFile):
         return {"type": "directory"}
     return {"type": "file", "size": found[0].size, "blob_id": found[0].blob_id}
 

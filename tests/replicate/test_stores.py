@@ -7,7 +7,7 @@ import pytest
 from datasync.errors import NotFoundError, UnsupportedError
 from datasync.ops import receipts
 from datasync.replicate import lease, replicate, transfer
-from datasync.replicate.run import unchanged
+from datasync.replicate.unchanged import unchanged
 from datasync.replicate.verify import verify
 from datasync.storage import open_store
 from datasync.storage.base import TIME_TAG
