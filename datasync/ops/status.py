@@ -8,13 +8,22 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from datasync.errors import CorruptError, DatasyncError, FormatError, NotFoundError, TransientError
+from datasync.config_values import nearest
+from datasync.errors import (
+    CorruptError,
+    DatasyncError,
+    FormatError,
+    NotFoundError,
+    TransientError,
+    UsageError,
+)
 from datasync.ops import patience, published, receipts
 from datasync.ops.judgement import DAMAGED, UNSIGNED, fault, signature_fault
 from datasync.ops.patience import within
@@ -49,8 +58,9 @@ class Place:
     Args:
         dataset, cluster, url (str): Where.
         state (str): ``home`` (where it was sharded), ``whole``, ``outdated`` (whole, but the home has a newer
-            version), ``partial`` (a first replication is under way or was stopped), ``damaged``,
-            ``unsigned`` (without the signature that is required), ``unproven`` (an index without a receipt),
+            version), ``partial`` (a first replication, or sharding, is under way or was stopped),
+            ``damaged``, ``unsigned`` (without the signature that is required), ``unproven`` (an index or
+            files without a receipt),
             ``absent`` or ``unreachable``.
         version (str | None): Of the copy.
         objects, bytes (int | None): Of the copy.
@@ -81,7 +91,7 @@ def status(
     With no names: the datasets that are configured and those that are found.
 
     Raises:
-        UsageError: A cluster is not configured.
+        UsageError: A cluster is not configured, or a name is neither, and nothing is there.
     """
     chosen = [config.cluster(name) for name in clusters] or list(config.clusters.values())
     found, silent = discover(config) if not names else (set(), {})
@@ -93,7 +103,27 @@ def status(
     for place in places:
         if place.state == UNKNOWN:
             silent.setdefault(place.cluster, place.error or "")
+    for name in names:
+        found_at = [place for place in places if place.dataset == name and place.state != ABSENT]
+        if name not in config.datasets and not found_at:
+            asked = ", ".join(cluster.name for cluster in chosen)
+            raise UsageError(f"no dataset {name!r} is at {asked}", mend=nearest(name, config.datasets))
+    places = [_lost(config, place, places) for place in places]
     return places, {name: why for name, why in silent.items() if name in {c.name for c in chosen}}
+
+
+def _lost(config: Config, place: Place, places: Sequence[Place]) -> Place:
+    """A home that holds nothing while others have copies has lost it, or is not mounted."""
+    known = config.datasets.get(place.dataset)
+    if place.state != ABSENT or known is None or known.home != place.cluster:
+        return place
+    copies = [
+        other.cluster for other in places if other.dataset == place.dataset and other.version is not None
+    ]
+    if not copies:
+        return place
+    why = f"nothing is at its home, and {copies[0]} has a copy: is it mounted?"
+    return _with(place, state=DAMAGED, error=why)
 
 
 def discover(config: Config) -> tuple[set[str], dict[str, str]]:
@@ -176,7 +206,10 @@ def _place(
         receipt = within(patience.ANSWER_SECONDS, lambda: receipts.read(store), where=store.url)
         if receipt is None:
             return _without_receipt(
-                store, blank, public, is_home=head is not None and identity(head[0]) == identity(store)
+                store,
+                blank,
+                public,
+                is_home=name in config.datasets and config.datasets[name].home == cluster,
             )
         return _with_receipt(store, receipt, blank, head, public)
     except (FormatError, CorruptError) as error:
@@ -187,11 +220,9 @@ def _place(
 
 def _without_receipt(store: Store, blank: Place, public: str | None, *, is_home: bool) -> Place:
     from datasync.replicate.catalog import describe
-    from datasync.replicate.layout import JOURNAL
 
     if _stat(store, INDEX) is None:
-        begun = any(True for _ in store.list(JOURNAL)) if _exists(store) else False
-        return _with(blank, state=PARTIAL if begun else ABSENT)
+        return _without_index(store, blank, is_home=is_home)
     try:
         catalog = describe(store, blank.dataset)
     except NotFoundError as error:  # there is an index, so it is what that names
@@ -206,6 +237,34 @@ def _without_receipt(store: Store, blank: Place, public: str | None, *, is_home:
         objects=catalog.objects,
         bytes=catalog.total_bytes,
     )
+
+
+def _without_index(store: Store, blank: Place, *, is_home: bool) -> Place:
+    """What is at a place that has neither a receipt nor an index."""
+    from datasync.replicate.layout import JOURNAL, MANIFESTS, OWN
+    from shards.journal import JOBS
+
+    own: set[str] = set()
+    data = False
+    with contextlib.suppress(NotFoundError):
+        own.update(info.key for info in store.list(OWN))
+        data = any(not info.key.startswith(OWN) for info in _around(store, OWN))
+    unfinished = {key.split("/")[2] for key in own if key.startswith(JOBS)}
+    if any(f"{JOBS}{job}/done.json" not in own for job in unfinished) or any(
+        key.startswith(JOURNAL) for key in own
+    ):
+        return _with(blank, state=PARTIAL)
+    if any(key.startswith(MANIFESTS) for key in own):
+        return _with(blank, state=DAMAGED, error=f"{INDEX} is gone")
+    if not data:
+        return blank
+    return _with(blank, state=HOME if is_home else FOREIGN)
+
+
+def _around(store: Store, prefix: str) -> Iterator[ObjectInfo]:
+    """The first object of a place, and the first one after a prefix."""
+    yield from islice(store.list(), 1)
+    yield from islice(store.list(after=f"{prefix}\U0010ffff"), 1)
 
 
 def _with_receipt(
@@ -265,14 +324,6 @@ def _with(place: Place, **changes: Any) -> Place:
     from dataclasses import replace
 
     return replace(place, **changes)
-
-
-def _exists(store: Store) -> bool:
-    try:
-        next(iter(store.list()), None)
-    except NotFoundError:
-        return False
-    return True
 
 
 def _stat(store: Store, key: str) -> ObjectInfo | None:

@@ -38,6 +38,7 @@ class Target:
         to (dict[str, Store]): Name of a destination -> root of the copy.
         fallbacks (tuple[Store, ...]): Other clusters that may hold it.
         require_signature (str | None): Public key that must have signed its index.
+        implied (bool): Its name is only the last part of a path or URL.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Target:
     to: dict[str, Store]
     fallbacks: tuple[Store, ...] = ()
     require_signature: str | None = None
+    implied: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +169,7 @@ def _target(
         to=destinations,
         fallbacks=fallbacks,
         require_signature=known.require_signature if known else None,
+        implied=is_place(spec) and cluster is None and rename is None,
     )
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -69,6 +69,7 @@ class Catalog:
         version (str | None): The manifest's version, where all digests are known.
         told (bool): The index has a digest of every object: if it is unchanged, so are they.
         hashes (Mapping): Key -> algorithm -> digest, where an index gives others than SHA-256.
+        left_out (Sequence[str]): Markers of folders in a tree: they are no data and are not copied.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Catalog:
     version: str | None = None
     told: bool = True
     hashes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    left_out: Sequence[str] = ()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Its objects, sorted by key, a bounded number at a time; read anew each time."""
@@ -293,7 +295,7 @@ def _tags_of(store: Store, keys: set[str]) -> dict[str, str | None]:
 
 def _tree(store: Store, name: str, retry_seconds: float) -> Catalog:
     try:
-        table, own, indexed = retrying(lambda: _listed(store), seconds=retry_seconds)
+        table, own, indexed, markers = retrying(lambda: _listed(store), seconds=retry_seconds)
     except NotFoundError as error:
         raise NotFoundError(
             f"there is no {name} at {store.url}",
@@ -305,11 +307,14 @@ def _tree(store: Store, name: str, retry_seconds: float) -> Catalog:
             f"there is nothing at {store.url}",
             mend="check the name, and that the place is mounted; an empty source is never copied",
         )
-    return Catalog(name=name, kind=TREE, store=store, table=table)
+    return Catalog(name=name, kind=TREE, store=store, table=table, left_out=markers)
 
 
-def _listed(store: Store) -> tuple[pa.Table, set[str], bool]:
-    """What a listing shows: the objects, this tool's own files, and whether an index is among the first.
+def _listed(store: Store) -> tuple[pa.Table, set[str], bool, list[str]]:
+    """What a listing shows: the objects, this tool's own files, whether an index is among the first, markers.
+
+    A marker is an object without a byte whose key ends in a slash: consoles and file systems on top of object
+    stores make it to show a folder. No folder can hold it, and many stores keep it under another name.
 
     Held as columns, so that a million objects are a hundred megabytes and not several.
     """
@@ -319,6 +324,7 @@ def _listed(store: Store) -> tuple[pa.Table, set[str], bool]:
     part: list[tuple[str, int, str | None]] = []
     own: set[str] = set()
     indexed = False
+    markers: list[str] = []
 
     def end() -> None:
         columns = list(zip(*part, strict=True)) if part else [(), (), ()]
@@ -332,6 +338,9 @@ def _listed(store: Store) -> tuple[pa.Table, set[str], bool]:
         indexed = indexed or info.key == INDEX or info.key.endswith(f"/{INDEX}")
         if is_internal(info.key):
             own.add(info.key)
+            continue
+        if info.key.endswith("/") and not info.bytes:
+            markers.append(info.key)
             continue
         if info.bytes < 0:  # a page of links says no sizes
             info = store.stat(info.key)
@@ -350,7 +359,7 @@ def _listed(store: Store) -> tuple[pa.Table, set[str], bool]:
         if len(part) == _BATCH:
             end()
     end()
-    return pa.Table.from_batches(batches, schema()), own, indexed
+    return pa.Table.from_batches(batches, schema()), own, indexed, markers
 
 
 def _check_finished(store: Store, name: str, own: set[str], indexed: bool) -> None:

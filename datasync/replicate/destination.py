@@ -23,7 +23,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from datasync.errors import ConflictError, FormatError, NotFoundError, StoreError, UnsupportedError
+from datasync.errors import (
+    ConflictError,
+    FormatError,
+    NotFoundError,
+    StoreError,
+    UnsupportedError,
+    UsageError,
+)
 from datasync.ops import receipts
 from datasync.ops.judgement import Signature, described, manifest_fault, restore_manifest
 from datasync.ops.receipts import Receipt
@@ -42,7 +49,7 @@ from datasync.replicate.layout import (
     origin_key,
 )
 from datasync.replicate.lease import TTL_SECONDS, Lease
-from datasync.replicate.limits import endpoint_of
+from datasync.replicate.limits import endpoint_of, identity
 from datasync.replicate.manifests import ManifestFile, StoredFile
 from datasync.replicate.plan import Plan, compare, conflicts, in_place, items
 from datasync.replicate.retry import RETRY_SECONDS, retrying
@@ -218,6 +225,34 @@ def make_plan(destination: Destination, catalog: Catalog, *, deletes: bool = Fal
     lane.journal.set_out(key for key in keys if key not in foreign)
     _sweep_uploads(destination, catalog)
     return plan
+
+
+def check_origin(place: str, receipt: Receipt | None, catalog: Catalog, *, implied: bool) -> None:
+    """Leave the copy of something else alone.
+
+    Args:
+        place (str): The destination, for people.
+        receipt (Receipt | None): Its newest.
+        catalog (Catalog): What is to be copied there.
+        implied (bool): The name at the destination is only the last part of a path.
+
+    Raises:
+        UsageError: A tree would come over a dataset or the reverse, or, under a name that nobody gave, what
+            is at another place.
+    """
+    if receipt is None or (receipt.source["endpoint"], receipt.source["url"]) == identity(catalog.store):
+        return
+    other_kind = (receipt.kind == TREE) != (catalog.kind == TREE)
+    if not (other_kind or implied):
+        return
+    what = "the tree" if receipt.kind == TREE else "the dataset"
+    raise UsageError(
+        f"{catalog.name} on {place} is a copy of {what} at {receipt.source['url']}, and"
+        f" {catalog.store.url} is another; nothing was copied",
+        mend="give another name: --as NAME"
+        if other_kind
+        else f"give another name (--as NAME), or, if this is the same that has moved: --as {catalog.name}",
+    )
 
 
 def make_way(destination: Destination, catalog: Catalog, gone: Iterable[str]) -> list[str]:

@@ -20,6 +20,8 @@ def line(outcome: Outcome, *, cost_per_gib: float = 0.0) -> str:
     if not outcome.kind:
         return f"{head}   {'stopped' if outcome.state == STOPPED else 'failed'}"
     size = f"{format_count(outcome.objects, noun)} · {format_bytes(outcome.bytes)}"
+    if outcome.left_out:
+        size += f" · {format_count(len(outcome.left_out), 'marker')} of folders left out"
     return f"{head}   {size} · {_what(outcome, cost_per_gib)}"
 
 
@@ -109,6 +111,7 @@ def as_dict(outcome: Outcome, *, cost_per_gib: float = 0.0) -> dict[str, Any]:
         },
         "failed": tally.failed,
         "failures": [{"key": key, "error": error.message} for key, error in tally.failures[:100]],
+        "left_out": list(outcome.left_out[:100]),
         "source_bytes_read": outcome.source_bytes_read,
         "seconds": round(outcome.seconds, 3),
         "estimate_seconds": outcome.estimate_seconds,

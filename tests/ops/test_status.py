@@ -52,3 +52,49 @@ def test_status_tells_of_a_silent_cluster_and_of_the_others(work, names):
     assert states == {"a": "home", "b": "whole", "silent": "unreachable"}
     assert "silent could not be asked: " in done.stderr
     assert "did not answer within 1 s" in done.stderr
+
+
+CONFIG = '[clusters.a]\nurl = "a"\n[clusters.b]\nurl = "b"\n[datasets.emoji]\nhome = "a"\n'
+
+
+@pytest.fixture
+def two(tmp_path):
+    """A dataset at its home `a` and whole at `b`."""
+    (tmp_path / "datasync.toml").write_text(CONFIG)
+    make_dataset(LocalStore(tmp_path / "a" / "emoji"))
+    datasync("replicate", "emoji", "--to", "b", cwd=tmp_path)
+    return tmp_path
+
+
+def states(folder, *names, check):
+    done = datasync("status", *names, "--json", cwd=folder, check=check)
+    return {place["cluster"]: place["state"] for place in json.loads(done.stdout)["places"]}, done.stderr
+
+
+def test_a_home_that_has_lost_its_index_is_damaged(two):
+    (two / "a" / "emoji" / "index.json").unlink()
+    found, told = states(two, check=3)
+    assert found["a"] == "damaged"
+    assert "emoji at a: index.json is gone" in told
+
+
+def test_a_home_where_nothing_is_while_others_have_copies_is_damaged(two):
+    (two / "a").rename(two / "elsewhere")
+    found, told = states(two, check=3)
+    assert found["a"] == "damaged"
+    assert "b has a copy: is it mounted?" in told
+
+
+def test_a_dataset_that_is_nowhere_yet_is_absent_and_a_wrong_name_is_an_error(tmp_path):
+    (tmp_path / "datasync.toml").write_text(CONFIG)
+    assert states(tmp_path, "emoji", check=0)[0] == {"a": "absent", "b": "absent"}
+    done = datasync("status", "emjoi", cwd=tmp_path, check=2)
+    assert "no dataset 'emjoi' is at a, b" in done.stderr
+    assert "did you mean 'emoji'?" in done.stderr
+
+
+def test_what_is_being_sharded_is_partial_and_files_are_unproven(tmp_path):
+    (tmp_path / "datasync.toml").write_text(CONFIG)
+    LocalStore(tmp_path / "a" / "emoji").write("_datasync/jobs/1/plan.json", b"{}")
+    LocalStore(tmp_path / "b" / "emoji").write("some/file", b"1")
+    assert states(tmp_path, "emoji", check=0)[0] == {"a": "partial", "b": "unproven"}

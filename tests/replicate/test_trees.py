@@ -10,10 +10,10 @@ import pytest
 from datasync.errors import DeniedError
 from datasync.ops import receipts
 from datasync.ops.status import is_here
-from datasync.replicate import Outcome, replicate
+from datasync.replicate import Outcome, replicate, report
 from datasync.storage.base import Store
 from datasync.storage.local import LocalStore
-from tests.replicate.kit import QUICK, Spy, data_of, write_tree
+from tests.replicate.kit import QUICK, Spy, data_of, datasync, make_dataset, write_tree
 
 MIRROR = replace(QUICK, delete=True, max_delete=1.0)
 
@@ -101,3 +101,44 @@ def test_a_run_that_ends_after_the_old_made_way_is_mended_even_if_the_source_goe
     rewrite(tmp_path / "a", {"x": b"1", "z": b"z"})
     assert one(source, b).error is None
     assert data_of(b) == {"x": b"1", "z": b"z"}
+
+
+def test_markers_of_folders_are_left_out_and_counted(request, tmp_path):
+    a = request.getfixturevalue("s3_a")
+    source = a.store("marked")
+    source.write("dir/x", b"1")
+    a.client().put_object(Bucket=source.bucket, Key=f"{source.prefix}/dir/", Body=b"")
+    a.client().put_object(Bucket=source.bucket, Key=f"{source.prefix}/empty/", Body=b"")
+    for there in (LocalStore(tmp_path / "b"), request.getfixturevalue("s3_b").store("marked")):
+        outcome = one(source, there)
+        assert outcome.error is None
+        assert list(outcome.left_out) == ["dir/", "empty/"]
+        assert data_of(there) == {"dir/x": b"1"}
+        assert "1 file · 1 B · 2 markers of folders left out" in report.line(outcome)
+        assert report.as_dict(outcome)["left_out"] == ["dir/", "empty/"]
+
+
+def test_another_tree_of_the_same_last_name_is_not_copied_over_the_first(tmp_path):
+    write_tree(tmp_path / "u1" / "same", {"x": b"1", "z": b"z"})
+    write_tree(tmp_path / "u2" / "same", {"x": b"other"})
+    datasync("replicate", "u1/same", "--to", "./b", cwd=tmp_path)
+    for more in ([], ["--dry-run"]):
+        done = datasync("replicate", "u2/same", "--to", "./b", *more, cwd=tmp_path, check=2)
+        assert f"same on ./b is a copy of the tree at {tmp_path}/u1/same" in done.stderr
+        assert "--as same" in done.stderr
+    assert data_of(LocalStore(tmp_path / "b" / "same")) == {"x": b"1", "z": b"z"}
+    datasync("replicate", "u2/same", "--to", "./b", "--as", "same", cwd=tmp_path)
+    assert data_of(LocalStore(tmp_path / "b" / "same"))["x"] == b"other"
+
+
+def test_a_tree_and_a_dataset_are_never_copied_over_each_other(tmp_path):
+    make_dataset(LocalStore(tmp_path / "a" / "shapes"), count=2)
+    write_tree(tmp_path / "dr", {"x": b"1"})
+    datasync("replicate", "a/shapes", "--to", "./b", cwd=tmp_path)
+    before = data_of(LocalStore(tmp_path / "b" / "shapes"))
+    done = datasync("replicate", "./dr", "--to", "./b", "--as", "shapes", cwd=tmp_path, check=2)
+    assert "shapes on ./b is a copy of the dataset" in done.stderr
+    assert data_of(LocalStore(tmp_path / "b" / "shapes")) == before
+    datasync("replicate", "./dr", "--to", "./b", "--as", "tree", cwd=tmp_path)
+    done = datasync("replicate", "a/shapes", "--to", "./b", "--as", "tree", cwd=tmp_path, check=2)
+    assert "is a copy of the tree" in done.stderr
