@@ -38,9 +38,11 @@ from datasync.errors import (
     UnsupportedError,
     UsageError,
 )
+from datasync.storage import http1
 from datasync.storage.base import TIME_TAG, Abilities, Buffer, Filled, ObjectInfo, Store, Upload, UploadInfo
 from datasync.storage.keys import check_key, check_prefix, join, utf8
 from datasync.storage.process import shared
+from datasync.storage.retry import patience
 from datasync.storage.secrets import is_reference, reveal
 from datasync.storage.temp import HIDDEN
 from shards.digests import crc32c as crc32c_of
@@ -429,6 +431,8 @@ class FsspecStore:
         }
         if self.scheme not in _FOLDERS:  # those pass their options on to a connection that knows no such word
             options.setdefault("use_listings_cache", False)
+        if self.scheme in ("http", "https"):
+            options["client_kwargs"] = {"timeout": _web_timeout(), **options.get("client_kwargs", {})}
         with self.translated(""):
             found = fsspec.filesystem(self.scheme, skip_instance_cache=True, **options)
             if self.scheme in ("sftp", "ssh"):
@@ -466,6 +470,15 @@ class FsspecStore:
             raise _by_status(error, f"{self._url}/{key}") from error
 
 
+def _web_timeout() -> Any:
+    """A server that is silent is given up; one that moves is not, however long it takes."""
+    from aiohttp import ClientTimeout
+
+    silence = min(http1.STALL_SECONDS, patience().seconds)
+    connect = min(http1.CONNECT_SECONDS, silence)
+    return ClientTimeout(total=None, sock_connect=connect, sock_read=silence)
+
+
 def _info_at_hub(fs: Any, path: str) -> Mapping[str, Any]:
     """One object of Hugging Face's hub; its file system would list the whole folder to find it."""
     from huggingface_hub import HfApi
@@ -481,6 +494,10 @@ def _info_at_hub(fs: Any, path: str) -> Mapping[str, Any]:
         return {"type": "directory"}
     return {"type": "file", "size": found[0].size, "blob_id": found[0].blob_id}
 
+
+# What SDKs and their HTTP clients raise when a connection does not come about, breaks or is silent.
+_BROKEN = {"ConnectionError", "ClientConnectionError", "ClientPayloadError", "TransportError"}
+_BROKEN |= {"ServiceRequestError", "ServiceResponseError", "SSHException"}
 
 _ABSENT = (FileNotFoundError, LookupError)  # what file systems themselves mean by "not there"
 
@@ -506,6 +523,8 @@ def _by_status(error: Exception, what: str) -> StoreError:
         return TransientError(text, mend="run again")
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StoreError(f"{what}: no space left", mend="free space, then run again")
+    if isinstance(error, TimeoutError) or _BROKEN & {kind.__name__ for kind in type(error).__mro__}:
+        return TransientError(text, mend="check the network to it; run again")
     if isinstance(error, OSError) and error.errno in (errno.EIO, errno.ETIMEDOUT, errno.ECONNRESET):
         return TransientError(text, mend="run again")
     return StoreError(text, mend="look at the message of the store")

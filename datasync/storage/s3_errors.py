@@ -188,11 +188,13 @@ def network_error(error: OSError, *, what: str, endpoint: str) -> StoreError:
         )
     if isinstance(error, socket.gaierror):
         return TransientError(
-            f"{endpoint}, asked for {what}, has no address ({error.strerror})", mend="check the endpoint's name and the DNS"
+            f"{endpoint}, asked for {what}, has no address ({error.strerror})",
+            mend="check the endpoint's name and the DNS",
         )
     if isinstance(error, ConnectionRefusedError):
         return TransientError(
-            f"nothing listens at {endpoint}, asked for {what}", mend="check host and port, or start the server"
+            f"nothing listens at {endpoint}, asked for {what}",
+            mend="check host and port, or start the server",
         )
     if isinstance(error, TimeoutError):
         return TransientError(f"{endpoint} is silent at {what}", mend="check the network to it; run again")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import threading
 import time
 
@@ -119,6 +120,18 @@ def test_a_hung_destination_leaves_the_other_at_its_endpoint_a_slot(s3_a, s3_b):
         )
     assert (first.state, second.state) == ("failed", "published")
     assert second.seconds < 5 < first.seconds
+
+
+def test_a_web_server_that_is_silent_is_given_up():
+    pytest.importorskip("aiohttp", reason="aiohttp is not installed")
+    with socket.create_server(("127.0.0.1", 0)) as silent, patient(1.0):
+        source = open_store(f"http://127.0.0.1:{silent.getsockname()[1]}/emoji")
+
+        def go() -> None:
+            with pytest.raises(TransientError, match="/emoji/index"):
+                retrying(lambda: source.read("index.json"))
+
+        assert seconds_of(go) < 6
 
 
 def test_tries_at_one_thing_share_their_time():
