@@ -215,6 +215,8 @@ class StreamingDataset(Resumable, Array, IterableDataset[dict[str, Any]]):
         self._orders: dict[int, EpochOrder] = {}
         self.drop_last = False  # set by a StreamingDataLoader that leaves short batches out
         self._read = [0]  # samples of this process's last pass
+        self._serial, self._pid = -1, os.getpid()  # of the position then, and which process it was
+        self._resumed: dict[str, Any] | None = None  # a state that says what had been read
         self._passes = 0  # of this process as a DataLoader worker
         if self.global_batch is not None and self.shuffle_algo == arguments.OUR_ALGORITHM:
             # What cannot be batched is refused here, not in a worker.
@@ -379,14 +381,33 @@ class StreamingDataset(Resumable, Array, IterableDataset[dict[str, Any]]):
         generation = generation_of(self)
         if generation is None and not self._agreed:
             self._agreed = self._agree()
+        resumed, self._resumed = self._resumed if self._is_mine() else None, None
         epoch, offset = self._position.begin(generation)
-        self._read = [0]
-        return Samples(self, epoch, offset, batches=batches, packs=packs, files=files, read=self._read)
+        if generation is not None and resumed is not None:
+            epoch, offset = resumed["epoch"], resumed["sample_in_epoch"]
+            self.enter(resumed, epoch=epoch, offset=offset)
+        skip = 0 if resumed is None else resumed["datasync"]["read"]
+        self._read, self._serial, self._pid = [skip], self._position.serial, os.getpid()
+        return Samples(
+            self, epoch, offset, batches=batches, packs=packs, files=files, skip=skip, read=self._read
+        )
+
+    def skip_read(self, obj: dict[str, Any]) -> None:
+        """Let this process's next pass go on at a state, behind the samples that were read by then."""
+        if generation_of(self, count=False) is not None:
+            self.enter(obj, epoch=obj["epoch"], offset=obj["sample_in_epoch"])
+        self._resumed, self._read = obj, [obj["datasync"]["read"]]
+        self._serial, self._pid = self._position.serial, os.getpid()
 
     @property
     def samples_read(self) -> int:
         """Samples that this process has read in the pass in progress, whatever became of them."""
-        return self._read[0]
+        return self._read[0] if self._is_mine() else 0
+
+    def _is_mine(self) -> bool:
+        """Whether what was read is of this process, and no other position was set meanwhile."""
+        in_worker = generation_of(self, count=False) is not None
+        return self._pid == os.getpid() and (in_worker or self._serial == self._position.serial)
 
     def plan(self, epoch: int, offset: int) -> Plan:
         """The batches of this worker in an epoch that is entered at sample `offset`."""

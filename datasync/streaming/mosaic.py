@@ -76,7 +76,7 @@ def _without(work: Ints, first: int) -> Ints:
     samples = samples[samples >= 0][first:]
     missing = -len(samples) % (workers * batch)
     filled = np.concatenate([samples, np.full(missing, -1, samples.dtype)])
-    return filled.reshape(-1, workers, batch).transpose(1, 0, 2)
+    return np.asarray(filled.reshape(-1, workers, batch).transpose(1, 0, 2), dtype=np.int64)
 
 
 def rank_batch(

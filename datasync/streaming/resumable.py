@@ -17,7 +17,7 @@ from datasync.streaming import arguments
 from datasync.streaming.agreement import check_agreement
 from datasync.streaming.catalog import Catalog
 from datasync.streaming.epoch import EpochOrder
-from datasync.streaming.iteration import generation_of
+from datasync.streaming.iteration import generation_of, iterates_itself
 from datasync.streaming.position import Position
 from datasync.streaming.state import Fingerprint, State, check_fits, digest
 from datasync.streaming.stream import Stream
@@ -127,7 +127,15 @@ class Resumable:
         consumed = num_samples if from_beginning else offset + num_samples
         if begun and self.is_over(epoch, consumed):
             epoch, consumed = epoch + 1, 0
-        return self._state(epoch, consumed)
+        state = self._state(epoch, consumed)
+        this = cast("StreamingDataset", self)
+        in_worker = generation_of(this, count=False) is not None
+        read = this.samples_read if begun or not in_worker else 0
+        if num_samples == 0 and iterates_itself(this) and (in_worker or read):
+            # For loaders that keep the dataset's state in each worker (torchdata), and its iterator's if that
+            # has one, which that of a user's `__iter__` has not.
+            state["datasync"]["read"] = read
+        return state
 
     def state_behind_epoch(self) -> dict[str, Any]:
         """The state when all of the epoch in progress was given: the beginning of the next one."""
@@ -155,13 +163,20 @@ class Resumable:
         Raises:
             UsageError: The state was saved over other data or in another order; each difference is named.
         """
-        if generation_of(cast("StreamingDataset", self), count=False) is not None:
-            return  # a worker's place is that of its iterator, see Samples.load_state_dict
+        this = cast("StreamingDataset", self)
+        read = obj.get("datasync", {}).get("read") if isinstance(obj, dict) else None
+        if generation_of(this, count=False) is not None:
+            # A worker's place is that of its iterator, see Samples.load_state_dict, if that has one.
+            if read is not None:
+                this.skip_read(obj)
+            return
         state = self._fitting(obj, accept)
         seek = partial(self._position.seek, lanes=state.lanes, nodes=state.initial_nodes)
         seek(state.epoch, state.sample_in_epoch)
         if state.sample_in_epoch and self.is_over(state.epoch, state.sample_in_epoch):
             seek(state.epoch + 1, 0)
+        if read is not None:
+            this.skip_read(obj)
         if state.global_batch and self.global_batch and state.global_batch != self.global_batch:
             arguments.log.warning(
                 "the global batch was %d samples when the state was saved and is %d now: "

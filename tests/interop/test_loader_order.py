@@ -48,6 +48,47 @@ def test_a_stateful_dataloader_resumes_where_it_was(build, workers, steps):
     assert len(got) >= 100
 
 
+class Thirds(StreamingDataset):
+    def __iter__(self):
+        return (sample for sample in super().__iter__() if sample["id"] % 3 == 0)
+
+
+class Lazily(StreamingDataset):
+    def __iter__(self):
+        for sample in super().__iter__():
+            if sample["id"] % 3 == 0:
+                yield sample
+
+
+@pytest.mark.parametrize("kind", [Thirds, Lazily])
+@pytest.mark.parametrize(("workers", "options"), [(0, {}), (2, {"persistent_workers": True})])
+@pytest.mark.parametrize("steps", [1, 5])
+def test_a_stateful_dataloader_resumes_a_dataset_with_an_iter_of_its_own(
+    remote, tmp_path, kind, workers, options, steps
+):
+    """It keeps what each worker has read, so a filter is exact, twice in a row and into the next epoch."""
+    stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
+
+    def loader():
+        made = kind(remote=remote, local=str(tmp_path / "cache"), batch_size=8, shuffle=True)
+        return stateful.StatefulDataLoader(made, batch_size=8, num_workers=workers, **options)
+
+    first = loader()
+    whole = [ids(batch) for _ in range(2) for batch in first]
+    got, state = [], None
+    for _ in range(2):
+        made = loader()
+        if state is not None:
+            made.load_state_dict(state)
+        batches = iter(made)
+        got += [ids(next(batches)) for _ in range(steps)]
+        state = json.loads(json.dumps(made.state_dict()))
+    made = loader()
+    made.load_state_dict(state)
+    got += [ids(batch) for _ in range(2) for batch in made]
+    assert got == whole
+
+
 def test_a_stateful_dataloader_refuses_the_state_of_another_order(build):
     stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
     loader = stateful.StatefulDataLoader(build(), batch_size=8)

@@ -164,12 +164,7 @@ def test_a_tail_is_resumed_into_and_past(build, tail):
         assert got[: step + 1] + rest == whole
 
 
-@settings(
-    max_examples=20,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-    derandomize=True,
-)
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     data=st.data(),
     method=st.sampled_from(["random", "random", "stratified", "per_stream", "device_per_stream"]),
@@ -179,7 +174,7 @@ def test_with_drop_last_no_epoch_of_a_resumed_run_is_empty(build, monkeypatch, d
     """Saved behind any of the last batches, in the loop and after it, with the same steps on every rank."""
     ranks = data.draw(st.integers(1, 4))
     size = data.draw(st.integers(2, 8))
-    samples = data.draw(st.integers(100, 150))
+    samples = 60 // (size * ranks) * size * ranks + data.draw(st.integers(1, size * ranks - 1))
 
     def load(state=None):
         made = build(
@@ -210,8 +205,8 @@ def test_with_drop_last_no_epoch_of_a_resumed_run_is_empty(build, monkeypatch, d
             resumed = load(states[done - 1])
             first = [ids(batch) for batch in resumed]
             assert first == (epochs[0] + epochs[1])[done : count if done < count else None]
-            following = [ids(batch) for batch in resumed]
-            assert done == count or following == epochs[1]
+            if done < count:
+                assert [ids(batch) for batch in resumed] == epochs[1]
     assert len(steps) == 1
 
 
@@ -458,3 +453,24 @@ def test_a_batch_of_which_nothing_is_kept_is_an_empty_list(build):
     assert made.state_dict()["epoch"] == 1
     with pytest.raises(UsageError, match="set batch_size"):
         StreamingDataLoader(build(), batch_size=None, filter=keep_thirds)
+
+
+def test_what_a_filter_had_read_in_one_process_is_no_position_of_others(remotes, tmp_path):
+    """A state also says how far an `__iter__` of one's own had read; workers begin at the position itself."""
+
+    def make():
+        return Thirds(remote=remotes[0], local=str(tmp_path / "cache"), batch_size=8, shuffle=True)
+
+    alone = make()
+    samples = iter(alone)
+    seen = [next(samples)["id"] for _ in range(9)]
+    state = alone.state_dict()
+    assert state["sample_in_epoch"] == 0
+    again = make()
+    again.load_state_dict(state)
+    assert again.state_dict() == state
+    assert seen + [sample["id"] for sample in again] == [sample["id"] for sample in make()]
+    workers = StreamingDataLoader(make(), num_workers=2)
+    workers.load_state_dict(state)
+    assert set(flat(ids(batch) for batch in workers)) == set(range(0, 500, 3))
+    assert workers.state_dict()["epoch"] == 1
