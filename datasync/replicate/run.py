@@ -394,6 +394,13 @@ class _Run:
         if error is None and self.stop.event.is_set():
             outcome.state = STOPPED
             return
+        settled = tally.copied + len(tally.adopted)
+        if error is None and settled < outcome.to_copy:  # nothing should lead here, and nothing may pass
+            error = StoreError(
+                f"{self.name} on {destination.name}: {settled:,} of {outcome.to_copy:,} objects are there;"
+                " nothing was published",
+                mend="run again; if it stays, report it",
+            )
         if error is not None:
             outcome.error = error
             return

@@ -135,6 +135,10 @@ class Mover:
                 lane.finished(item, done, adopted=True)
                 return True
             return lane.copy_inside(self.sources[0], item)
+        except Stopped:
+            if self.stop.is_set():
+                raise
+            return True  # the lane was given up meanwhile; the others go on
         except DatasyncError as error:
             lane.fail_object(item, error)
             return True

@@ -225,8 +225,9 @@ class S3Api:
             raise AmbiguousConflict(failure.message, mend=failure.mend)
         again = isinstance(failure, TransientError | CorruptError) and not _is_damaged_here(failure, request)
         request.attempt += 1
-        request.patience.failed()
         pause = pause_before(request.attempt)
+        if again:
+            request.patience.failed()
         if not again or request.attempt >= ATTEMPTS or not request.patience.allows(pause):
             raise failure
         request.maybe_done = request.maybe_done or not isinstance(failure, ThrottledError | CorruptError)

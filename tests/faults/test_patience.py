@@ -13,9 +13,10 @@ from datasync.errors import TransientError
 from datasync.replicate import Options, limits, replicate
 from datasync.replicate.retry import Stopped, retrying
 from datasync.storage import open_store
+from datasync.storage.local import LocalStore
 from datasync.storage.retry import Patience, inheriting, patience, patient
 from tests.faults.proxy import FaultProxy
-from tests.replicate.kit import data_of, datasync, make_dataset, start
+from tests.replicate.kit import Spy, data_of, datasync, make_dataset, start
 
 
 @pytest.fixture
@@ -120,6 +121,28 @@ def test_a_hung_destination_leaves_the_other_at_its_endpoint_a_slot(s3_a, s3_b):
         )
     assert (first.state, second.state) == ("failed", "published")
     assert second.seconds < 5 < first.seconds
+
+
+def test_a_destination_that_dies_while_it_is_looked_at_takes_no_reader_along(tmp_path):
+    """All of b's objects are in place and must be proven, one at a time, and b answers nothing."""
+    source, c = LocalStore(tmp_path / "a"), LocalStore(tmp_path / "c")
+    shards = make_dataset(source, count=80, size=2000)
+    inner = LocalStore(tmp_path / "b")
+    for key, data in shards.items():
+        inner.write(key, data)
+
+    def dead(operation: str, key: str) -> None:
+        if operation == "stat" and key.startswith("shards/"):
+            time.sleep(0.05)
+            raise TransientError("no answer", mend="run again")
+
+    b = Spy(inner, dead)
+    limits.concurrency_of(b).limit = limits.concurrency_of(b).most = 1
+    first, second = replicate(
+        source, {"b": b, "c": c}, name="emoji", options=Options(quiet=True, retry_seconds=1)
+    )
+    assert (first.state, second.state) == ("failed", "published")
+    assert data_of(c) == data_of(source)
 
 
 def test_a_web_server_that_is_silent_is_given_up():
