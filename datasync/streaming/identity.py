@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -68,11 +69,9 @@ class Identity:
         self._read = read
         self._prefix = prefix
         self._stats = stats
-        self._seen: dict[int, _Seen | None] = {}
-        if known is not None:
-            self._seen[known] = None
+        self._seen: dict[int, _Seen | None] = {} if known is None else {known: None}
         self._looked: dict[int, float] = {}  # when, monotonic seconds
-        self._lock = threading.Lock()
+        self._locks: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)  # one looks, others wait
 
     def check(self, replica: Replica, key: str) -> None:
         """Look whether a shard may be read from a replica.
@@ -82,14 +81,15 @@ class Identity:
             NotFoundError: It holds another version, without this shard.
             StoreError: Its index cannot be read now.
         """
-        with self._lock:
-            if replica.number not in self._seen:
-                self._seen[replica.number] = self._look(replica)
-            seen = self._seen[replica.number]
+        number = replica.number
+        with self._locks[number]:
+            if number not in self._seen:
+                self._seen[number] = self._look(replica)
+            seen = self._seen[number]
             if seen is None or (seen.lacks is not None and key not in seen.lacks):
                 return
-            if time.monotonic() - self._looked[replica.number] > _LOOK_AGAIN_SECONDS:
-                del self._seen[replica.number]
+            if time.monotonic() - self._looked[number] > _LOOK_AGAIN_SECONDS:
+                del self._seen[number]
         if seen.lacks is None:
             raise Stranger(
                 f"it holds another dataset: version {seen.version}, not {_version(self._index)}",
@@ -102,20 +102,20 @@ class Identity:
 
     def doubt(self, replica: Replica) -> None:
         """A shard was missing or wrong there: look again before the next one, unless that was just done."""
-        with self._lock:
-            recent = time.monotonic() - self._looked.get(replica.number, -math.inf) < _LOOK_AGAIN_SECONDS
-            if self._seen.get(replica.number) is None and not recent:
-                self._seen.pop(replica.number, None)
+        number = replica.number
+        with self._locks[number]:
+            recent = time.monotonic() - self._looked.get(number, -math.inf) < _LOOK_AGAIN_SECONDS
+            if self._seen.get(number) is None and not recent:
+                self._seen.pop(number, None)
 
     def _look(self, replica: Replica) -> _Seen | None:
         """What a replica has, if it is not what is in use."""
         self._looked[replica.number] = time.monotonic()
         own = self._index
-        told_by_digests = all(info.stored.hashes for info in own.shards)
         try:
             other = self._read(replica)
         except (NotFoundError, FormatError):
-            if told_by_digests:
+            if _has_digests(own):
                 return None
             raise
         if other.fingerprint == own.fingerprint:
@@ -127,7 +127,7 @@ class Identity:
         if not lacks:
             return None
         self._stats.add(strangers=1)
-        every = len(lacks) == len(own.shards) or not told_by_digests
+        every = len(lacks) == len(own.shards) or not _has_digests(own)
         if not every:
             self._stats.log_once(
                 f"version {replica.number}",
@@ -140,6 +140,10 @@ class Identity:
             lacks=None if every else frozenset(self._prefix + name for name in lacks),
             version=_version(other),
         )
+
+
+def _has_digests(index: Index) -> bool:
+    return all(info.stored.hashes for info in index.shards)
 
 
 def _content(info: ShardInfo) -> tuple[Any, ...]:

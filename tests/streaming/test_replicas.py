@@ -289,3 +289,32 @@ def test_readers_in_many_threads_get_every_sample(tmp_path: Path) -> None:
     assert results == [list(range(300))] * 8
     assert stream.stats.total()["shards_fetched"] == len(stream.index.shards)
     stream.close()
+
+
+def test_a_replica_whose_index_hangs_does_not_hold_up_the_others(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(module, "_cool_off", lambda error: (0.0, 0.0))
+    make_dataset(tmp_path / "remote")
+    main, hanging = (FaultyStore(tmp_path / "remote", f"faulty://{name}") for name in ("main", "hanging"))
+    stream = ShardSource(replicas=[main, hanging], local=tmp_path / "local")
+    last = len(stream.index.shards) - 1
+    released = threading.Event()
+    begun = threading.Event()
+
+    def hang(key: str) -> None:
+        begun.set()
+        released.wait(20)
+
+    hanging.fault = hang
+    name = stream.index.shards[last].stored.basename
+    main.fault = lambda key: down(key) if key == name else None
+    waiting = threading.Thread(target=stream.open, args=(last,), daemon=True)
+    waiting.start()
+    assert begun.wait(10)
+    main.fault = lambda key: None
+    started = time.monotonic()
+    assert int(stream.open(0)[0]["id"]) == 0
+    assert time.monotonic() - started < 5
+    released.set()
+    waiting.join(20)
+    assert not waiting.is_alive()
+    stream.close()
