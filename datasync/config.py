@@ -194,7 +194,15 @@ class Config:
             UsageError: The named file does not exist, or a file is not as docs/config.md says.
         """
         found = find_file(path)
-        return cls.parse(found.read_text(encoding="utf-8"), path=found) if found is not None else cls()
+        if found is None:
+            return cls()
+        try:
+            content = found.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise UsageError(
+                f"{found} is not UTF-8: byte {error.start} ({error.reason})", mend="save it as UTF-8"
+            ) from None
+        return cls.parse(content, path=found)
 
     @classmethod
     def parse(cls, content: str, *, path: Path) -> Config:
@@ -333,23 +341,31 @@ _CLUSTER: dict[str, Reader] = {
     "egress_per_gib": values.number,
 }
 
+
+def _schedule(value: object, place: Place) -> str:
+    from datasync.ops.cron import Cron
+
+    Cron.parse(values.text(value, place), where=str(place))
+    return str(value)
+
+
 _REPLICATION: dict[str, Reader] = {
-    "datasets": values.texts,
+    "datasets": values.some_texts,
     "from": values.text,
     "to": values.texts,
-    "schedule": values.text,
+    "schedule": _schedule,
     "jitter": values.duration,
     "verify": values.one_of("stored", "full"),
     "relay": values.flag,
     "delete": values.flag,
     "max_delete": values.share,
-    "keep": values.count,
+    "keep": values.at_least_one,
     "max_runtime": values.duration,
     "retries": values.count,
     "retry_delay": values.duration,
     "on_failure": values.text,
     "on_recovery": values.text,
-    "heartbeat": values.text,
+    "heartbeat": values.web_url,
     "metrics": values.text,
     "log": values.text,
 }
@@ -368,6 +384,10 @@ def _cluster(name: str, value: object, place: Place, base: Path) -> Cluster:
     found = values.fields(value, place, _CLUSTER)
     if "url" not in found:
         raise place.wrong("has no url", 'write url = "s3://bucket/prefix", or a folder')
+    if re.fullmatch(r"(s3|gs|gcs|az|abfs|azure|sftp|https?|hf)://*", found["url"]):
+        raise place.at("url").wrong(
+            f"{found['url']!r} names no bucket, container or host", 'write "s3://bucket/prefix"'
+        )
     for key in ("url", "endpoint"):
         if key in found and _holds_secret(found[key]):
             raise place.at(key).wrong(
@@ -427,8 +447,12 @@ def _replication(
         )
     if not found.get("to"):
         raise place.wrong("has no destination", 'write to = ["cluster-b"]')
-    for cluster in found["to"]:
+    for number, cluster in enumerate(found["to"]):
         _check_cluster(cluster, place.at("to"), clusters)
+        for earlier in found["to"][:number]:
+            if _root(clusters[earlier]) == _root(clusters[cluster]):
+                twice = cluster if cluster == earlier else f"{earlier} and {cluster}"
+                raise place.at("to").wrong(f"{twice} would be copied to twice", "name each place once")
     if found["source"] is not None:
         _check_cluster(found["source"], place.at("from"), clusters)
         if found["source"] in found["to"]:
@@ -439,6 +463,12 @@ def _replication(
         if key in found:
             found[key] = _beside(base, found[key])
     return Replication(name=name, **found)
+
+
+def _root(cluster: Cluster) -> tuple[str | None, str]:
+    """What makes two clusters one place."""
+    url = cluster.url
+    return cluster.endpoint, url.rstrip("/") if "://" in url else os.path.normpath(url)
 
 
 def _check_cluster(name: str, place: Place, clusters: Mapping[str, Cluster]) -> None:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from datasync.errors import UsageError
 from datasync.storage.rate import Hours, Timetable
@@ -89,6 +90,12 @@ def count(value: object, place: Place) -> int:
     return value
 
 
+def at_least_one(value: object, place: Place) -> int:
+    if count(value, place) < 1:
+        raise place.wrong("must be at least 1", "write 1 or more, or leave it out")
+    return count(value, place)
+
+
 def number(value: object, place: Place) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < float("inf"):
         raise place.wrong("must be a number, not negative", "write a number, without quotes")
@@ -114,6 +121,30 @@ def texts(value: object, place: Place) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
         raise place.wrong("must be a list of texts", 'write ["one", "two"]')
     return tuple(value)
+
+
+def some_texts(value: object, place: Place) -> tuple[str, ...]:
+    """A list of texts that is not empty."""
+    found = texts(value, place)
+    if not found:
+        raise place.wrong("is empty", "name some, or leave the key out for all")
+    return found
+
+
+def web_url(value: object, place: Place) -> str:
+    """An address that can be asked over http."""
+    found = text(value, place)
+    if not is_web_url(found):
+        raise place.wrong(f"{found!r} is no URL", 'write "https://host/path"')
+    return found
+
+
+def is_web_url(value: str) -> bool:
+    try:
+        parts = urlsplit(value)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        return False
 
 
 def one_of(*allowed: str) -> Reader:

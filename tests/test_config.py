@@ -91,6 +91,26 @@ def test_everything_that_a_file_says_is_read(tmp_path: Path) -> None:
         ("[clusters.a]\nurl=3", "clusters.a.url", "url ="),
         ('[clusters.a]\nurl="x"\nendpoint="s3.example.org"', "clusters.a.endpoint", "https://"),
         ('[clusters.a]\nurl="x"\naddressing="paths"', "clusters.a.addressing", "path"),
+        ('[clusters.a]\nurl="s3://"', "clusters.a.url", "bucket"),
+        ('[clusters.a]\nurl="gs:///"', "clusters.a.url", "bucket"),
+        (
+            '[clusters.b]\nurl="x"\n[replication.n]\nto=["b"]\nschedule="99 * * * *"',
+            "replication.n.schedule",
+            "",
+        ),
+        (
+            '[clusters.b]\nurl="x"\n[replication.n]\nto=["b"]\nheartbeat="not a url"',
+            "n.heartbeat",
+            "https://",
+        ),
+        ('[clusters.b]\nurl="x"\n[replication.n]\nto=["b"]\nkeep=0', "replication.n.keep", "1 or more"),
+        ('[clusters.b]\nurl="x"\n[replication.n]\nto=["b", "b"]', "replication.n.to", "once"),
+        ('[clusters.b]\nurl="x"\n[clusters.c]\nurl="./x/"\n[replication.n]\nto=["b", "c"]', "n.to", "once"),
+        (
+            '[clusters.b]\nurl="x"\n[replication.n]\nto=["b"]\ndatasets=[]',
+            "replication.n.datasets",
+            "for all",
+        ),
         ('[clusters.a]\nurl="x"\nrate_limit="fast"', "clusters.a.rate_limit", "MiB/s"),
         ('[clusters.a.rate_limit]\n"8-20"="1 MiB/s"', "clusters.a.rate_limit", "08:00"),
         ('[clusters.a]\nurl="x"\negress_per_gib="5c"', "clusters.a.egress_per_gib", "number"),
@@ -226,3 +246,12 @@ def test_a_policy_has_a_name_for_crontabs_and_files(tmp_path: Path, name: str) -
     file.write_text(f'[clusters.b]\nurl = "b"\n[replication."{name}"]\nto = ["b"]\n')
     with pytest.raises(UsageError, match="is no name for a schedule"):
         Config.load(file)
+
+
+@pytest.mark.parametrize("added", [b"\xff\xfe", b"# caf\xe9\n"])
+def test_a_file_that_is_not_utf8_is_one_clear_error(tmp_path: Path, added: bytes) -> None:
+    file = tmp_path / "datasync.toml"
+    file.write_bytes(b'[clusters.a]\nurl = "a"\n' + added)
+    with pytest.raises(UsageError, match="is not UTF-8: byte") as caught:
+        Config.load(file)
+    assert "UTF-8" in caught.value.mend

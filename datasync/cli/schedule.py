@@ -43,7 +43,7 @@ def show(
     from datasync.cli import load_config
     from datasync.ops import install as installing
     from datasync.ops.cron import Cron
-    from datasync.ops.schedule import missed, read_state, state_folder
+    from datasync.ops.schedule import local, missed, read_state, state_folder
 
     config = load_config()
     chosen = [_policy(config, name)] if name else list(config.replication.values())
@@ -93,7 +93,9 @@ def show(
         print(f"  schedule  {found['schedule'] or 'none'}")
         if found["next"]:
             print(f"  next      {', '.join(found['next'])}")  # type: ignore[arg-type]
-        last = "never" if found["last"] is None else f"{found['last']}, exit code {found['last_exit_code']}"
+        last = "never"
+        if found["last"] is not None:
+            last = f"{local(str(found['last'])).isoformat(sep=' ')}, exit code {found['last_exit_code']}"
         print(f"  last      {last}")
         if found["missed"]:
             print(f"  missed    {found['missed']} runs: is the scheduler at work?")
@@ -167,7 +169,7 @@ def run(
     last_words = partial(schedule.abandon, config, policy, stop, began)
     with stop_on_signals(stop, last_words=last_words), stop_after(stop, policy.max_runtime):
         record = schedule.run(config, policy, stop, jitter=not no_jitter, quiet=not show_progress)
-    for error in record["errors"]:
+    for error in schedule.error_lines(record["errors"]):
         print(f"error: {name}: {error}", file=sys.stderr)
     if record["exit_code"]:
         raise typer.Exit(record["exit_code"])

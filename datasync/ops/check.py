@@ -12,9 +12,8 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
-from datasync.config_values import Place
+from datasync.config_values import Place, is_web_url
 from datasync.errors import UsageError
 
 if TYPE_CHECKING:
@@ -36,8 +35,6 @@ def check_policy(config: Config, policy: Replication) -> None:
     for key in ("on_failure", "on_recovery"):
         if (value := getattr(policy, key)) is not None:
             _check_hook(value, place.at(key))
-    if policy.heartbeat is not None and not _is_url(policy.heartbeat):
-        raise place.at("heartbeat").wrong(f"{policy.heartbeat!r} is no URL", 'write "https://host/path"')
     for at, path in _files(config, policy):
         if not os.access(path, os.R_OK):
             what = "cannot be read" if os.path.exists(path) else "does not exist"
@@ -57,7 +54,7 @@ def _check_target(path: Path, place: Place) -> None:
 def _check_hook(hook: str, place: Place) -> None:
     """A URL with a host, or a line whose command the shell knows."""
     if hook.startswith(("http://", "https://")):
-        if not _is_url(hook):
+        if not is_web_url(hook):
             raise place.wrong(f"{hook!r} is no URL", 'write "https://host/path"')
         return
     word = hook.split(maxsplit=1)[0]
@@ -68,14 +65,6 @@ def _check_hook(hook: str, place: Place) -> None:
     )
     if known.returncode != 0:
         raise place.wrong(f"there is no command {word}", "give its whole path, or install it")
-
-
-def _is_url(text: str) -> bool:
-    try:
-        parts = urlsplit(text)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
-    except ValueError:
-        return False
 
 
 def _files(config: Config, policy: Replication) -> Iterator[tuple[Place, str]]:

@@ -26,12 +26,13 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from datasync.errors import DatasyncError
+from datasync.errors import DatasyncError, StoreError
 from datasync.ops import check
 from datasync.ops.cron import Cron
 from datasync.ops.targets import targets
@@ -51,7 +52,7 @@ class State:
     """What is remembered of a policy.
 
     Args:
-        started, finished (str): Of the last run, ISO 8601 local time.
+        started, finished (str): Of the last run, ISO 8601 in UTC.
         exit_code (int): Of the last run.
         good (str | None): When a run last succeeded.
         failures (int): Failed runs since then.
@@ -81,7 +82,18 @@ def missed(policy: Replication, state: State | None, now: datetime) -> int:
     """Runs that should have been since the last one, without the one that is due now."""
     if policy.schedule is None or state is None:
         return 0
-    return max(Cron.parse(policy.schedule).between(datetime.fromisoformat(state.started), now) - 1, 0)
+    return max(Cron.parse(policy.schedule).between(local(state.started), now) - 1, 0)
+
+
+def _utc(when: datetime) -> str:
+    """An instant of local time as receipts have it: ISO 8601 in UTC."""
+    return when.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def local(stamp: str) -> datetime:
+    """The local time, in which schedules are written, of an instant in a log line."""
+    when = datetime.fromisoformat(stamp)
+    return when if when.tzinfo is None else when.astimezone().replace(tzinfo=None)
 
 
 def run(
@@ -118,7 +130,7 @@ def abandon(config: Config, policy: Replication, stop: Stop, began: datetime) ->
 def _opened(policy: Replication, before: State | None, began: datetime) -> dict[str, Any]:
     return {
         "policy": policy.name,
-        "started": began.isoformat(timespec="seconds"),
+        "started": _utc(began),
         "missed": missed(policy, before, began),
         "attempts": 0,
     }
@@ -129,7 +141,7 @@ def _closed(
 ) -> dict[str, Any]:
     """Tell everybody how a run ended."""
     folder = state_folder(config.path)
-    record["finished"] = datetime.now().isoformat(timespec="seconds")
+    record["finished"] = _utc(datetime.now())
     record["seconds"] = round((datetime.now() - began).total_seconds(), 3)
     # A log that was asked for and cannot be written fails the run, so that the hook hears of it and no
     # heartbeat goes out. The state is this tool's own: without it, recovery and missed runs go unnoticed.
@@ -141,7 +153,10 @@ def _closed(
         if policy.log is None:
             log.warning("the log could not be written: %s", error)
         else:
-            record["errors"].append(f"the log could not be written: {error}")
+            unwritten = StoreError(
+                f"the log could not be written: {error}", mend="check its folder, permissions and space"
+            )
+            record["errors"].append(_told(unwritten))
             record["exit_code"] = record["exit_code"] or 1
     _guarded("state", lambda: _remember(folder, policy, before, record))
     if policy.metrics:
@@ -214,10 +229,38 @@ def _collect(
     return 0, problem
 
 
+def _told(error: DatasyncError, dataset: str | None = None, destination: str | None = None) -> dict[str, Any]:
+    """An error in the log line: where, what, and what helps."""
+    return {
+        "dataset": dataset,
+        "destination": destination,
+        "message": error.message,
+        "mend": error.mend or None,
+    }
+
+
+def error_lines(errors: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Errors of a log line for people: one of several places is told once, with all of them."""
+    where: dict[tuple[str, str, str], list[str]] = {}
+    for error in errors:
+        key = error["dataset"] or "", error["message"], error["mend"] or ""
+        where.setdefault(key, []).append(error["destination"] or "")
+    return [
+        (f"{dataset} → {', '.join(places)}: " if dataset else "")
+        + message
+        + (f"\n  mend: {mend}" if mend else "")
+        for (dataset, message, mend), places in where.items()
+    ]
+
+
 def _summary(code: int, outcomes: list[Outcome], problem: DatasyncError | None, stop: Stop) -> dict[str, Any]:
-    errors = list(dict.fromkeys(outcome.error.message for outcome in outcomes if outcome.error is not None))
+    errors = [
+        _told(outcome.error, outcome.name, outcome.destination)
+        for outcome in outcomes
+        if outcome.error is not None
+    ]
     if problem is not None:
-        errors.append(problem.message)
+        errors.append(_told(problem))
     return {
         "exit_code": code,
         "stopped": stop.reason or None,

@@ -128,6 +128,7 @@ def _distinct(found: Sequence[Target | Missing]) -> list[Target | Missing]:
     sources: dict[tuple[str, str], Target] = {}
     for target in found:
         if isinstance(target, Target):
+            _check_apart(target)
             same = [sources.setdefault(identity(store), target) for store in target.to.values()]
             for other in same:
                 if identity(other.source) != identity(target.source):
@@ -139,6 +140,15 @@ def _distinct(found: Sequence[Target | Missing]) -> list[Target | Missing]:
                 continue
         distinct.append(target)
     return distinct
+
+
+def _check_apart(target: Target) -> None:
+    """Two destinations that are one place would wait for each other's lease."""
+    roots: dict[tuple[str, str], str] = {}
+    for place, store in target.to.items():
+        other = roots.setdefault(identity(store), place)
+        if other != place:
+            raise UsageError(f"{other} and {place} are one place: {store.url}", mend="name it once")
 
 
 def _target(

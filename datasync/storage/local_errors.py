@@ -30,12 +30,13 @@ def translated(root: str, key: str, *, reading: bool = False) -> Iterator[None]:
     Args:
         root (str): The folder of the store.
         key (str): The object.
-        reading (bool): The object is only looked at: below a file there is none. Default: ``False``.
+        reading (bool): The object is only looked at: below a file in the store there is none. Default:
+            ``False``.
     """
     try:
         yield
     except OSError as error:
-        if reading and error.errno == errno.ENOTDIR:
+        if reading and error.errno == errno.ENOTDIR and _file_above(os.path.join(root, ".")) is None:
             error = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         raise _store_error(error, os.path.join(root, key)) from error
 
@@ -70,7 +71,13 @@ def _store_error(error: OSError, path: str) -> StoreError:
 
 def _in_the_way(path: str) -> str:
     """Which file or folder has a name that is needed for the other."""
-    for above in reversed(Path(path).parents):
-        if above.exists() and not above.is_dir():
-            return f"{above} is a file, and {path} needs a folder there"
+    above = _file_above(path)
+    if above is not None:
+        return f"{above} is a file, and {path} needs a folder there"
     return f"{path} is a folder, and an object needs that name"
+
+
+def _file_above(path: str) -> Path | None:
+    """What stands in a path where a folder should be."""
+    above = reversed(Path(os.path.dirname(path), "x").parents)
+    return next((folder for folder in above if folder.exists() and not folder.is_dir()), None)

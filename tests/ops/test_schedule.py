@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -109,6 +109,48 @@ def test_a_failure_is_told_retried_and_hooked_and_so_is_the_recovery(work):
     assert not (work / "recovered.json").exists()
 
 
+def test_an_error_names_dataset_and_destination_and_what_helps_and_times_say_their_zone(work):
+    configure(
+        work, '[clusters.c]\nurl = "c"\n[replication.weekly]\nto = ["b", "c"]\nlog = "w.jsonl"\nretries = 0'
+    )
+    (work / "b").write_text("in the way")
+    began = datetime.now(UTC).replace(microsecond=0)
+    done = datasync("schedule", "run", "weekly", cwd=work, check=1, env={"TZ": "America/New_York"})
+    first, second, *rest = done.stderr.splitlines()
+    assert first.startswith("error: weekly: emoji → b: ")
+    assert second.startswith("  mend: ")
+    assert not rest
+    (line,) = map(json.loads, (work / "w.jsonl").read_text().splitlines())
+    (error,) = line["errors"]
+    assert (error["dataset"], error["destination"]) == ("emoji", "b")
+    assert "is a file" in error["message"]
+    assert error["mend"]
+    assert began <= datetime.fromisoformat(line["started"]) <= datetime.fromisoformat(line["finished"])
+    assert line["started"].endswith("Z")
+
+
+def test_what_fails_at_its_source_is_told_once_for_all_places(work):
+    configure(work, '[clusters.c]\nurl = "c"\n[replication.weekly]\nto = ["b", "c"]\nretries = 0')
+    shutil.rmtree(work / "a")
+    done = datasync("schedule", "run", "weekly", cwd=work, check=1)
+    assert done.stderr.count("error: ") == 1
+    assert "error: weekly: emoji → b, c: " in done.stderr
+
+
+def test_a_stop_between_two_attempts_has_its_own_code(work):
+    (work / "b").write_text("in the way")
+    configure(work, '[replication.weekly]\nto = ["b"]\nlog = "w.jsonl"\nretries = 3\nretry_delay = 60')
+    process = start("-v", "schedule", "run", "weekly", cwd=work)
+    for line in process.stderr:
+        if "attempt 2 in" in line:
+            break
+    process.terminate()
+    process.communicate(timeout=30)
+    assert process.returncode == 143
+    (line,) = map(json.loads, (work / "w.jsonl").read_text().splitlines())
+    assert (line["exit_code"], line["stopped"]) == (143, "by SIGTERM")
+
+
 def test_webhook_and_heartbeat(work):
     seen = []
 
@@ -179,7 +221,8 @@ def test_a_defect_is_a_failure_that_the_hook_hears_of(work, monkeypatch):
     monkeypatch.setattr(schedule, "targets", broken)
     config = Config.load(None)
     record = schedule.run(config, config.replication["nightly"], Stop())
-    assert (record["exit_code"], record["errors"]) == (1, ["RuntimeError: a defect"])
+    assert record["exit_code"] == 1
+    assert [error["message"] for error in record["errors"]] == ["RuntimeError: a defect"]
     assert "RuntimeError: a defect" in (work / "failed.json").read_text()
 
 
@@ -233,7 +276,8 @@ def test_a_failure_hook_hears_of_a_policy_that_cannot_run(work):
     run(work, 2)
     told = json.loads((work / "failed.json").read_text())
     assert (told["exit_code"], told["attempts"]) == (2, 0)
-    assert "there is no command nowhere" in told["errors"][0]
+    assert "there is no command nowhere" in told["errors"][0]["message"]
+    assert told["errors"][0]["mend"]
 
 
 @pytest.mark.parametrize(
