@@ -255,6 +255,13 @@ def check_origin(place: str, receipt: Receipt | None, catalog: Catalog, *, impli
     )
 
 
+def in_doubt(store: Store, plan: Plan) -> int:
+    """How many objects of a plan are in place, with their size and without proof: a run compares them."""
+    if not len(plan.unproven):
+        return 0
+    return sum(in_place(plan, _listing(store, plan)).values())
+
+
 def make_way(destination: Destination, catalog: Catalog, gone: Iterable[str]) -> list[str]:
     """Remove, of what the source no longer has, the files whose names it needs for folders, and vice versa.
 
