@@ -80,6 +80,8 @@ class Outcome:
         version (str | None): Version of the source, where known.
         objects, bytes, samples (int): Of the whole version.
         to_copy, to_copy_bytes (int): Of the plan.
+        to_compare (int): Objects to copy that are in place with their size: a dry run, which reads none of
+            them, cannot tell whether they are the same.
         feeder (str): Which other destination it is fed from, in a relay. Default: none, the source.
         paid_bytes (int): Of the bytes to copy, those that are read for no destination before this one:
             what several destinations need is read once.
@@ -105,6 +107,7 @@ class Outcome:
     samples: int | None = None
     to_copy: int = 0
     to_copy_bytes: int = 0
+    to_compare: int = 0
     feeder: str = ""
     paid_bytes: int = 0
     to_delete: int = 0

@@ -36,9 +36,13 @@ def _what(outcome: Outcome, cost_per_gib: float) -> str:
         )
         return f"nothing to copy, {since}"
     if outcome.state == PLANNED:
+        most = "at most " if outcome.to_compare else ""
         parts = [
-            f"{outcome.to_copy:,} to copy ({format_bytes(outcome.to_copy_bytes)}), {have:,} already there"
+            f"{most}{outcome.to_copy:,} to copy ({format_bytes(outcome.to_copy_bytes)}),"
+            f" {have:,} already there"
         ]
+        if outcome.to_compare:
+            parts[0] += f", {outcome.to_compare:,} to be compared"
         if outcome.to_delete:
             parts.append(f"{outcome.to_delete:,} to remove")
         if outcome.estimate_seconds is not None:
@@ -95,6 +99,7 @@ def as_dict(outcome: Outcome, *, cost_per_gib: float = 0.0) -> dict[str, Any]:
         "bytes": outcome.bytes,
         "samples": outcome.samples,
         "to_copy": {"objects": outcome.to_copy, "bytes": outcome.to_copy_bytes},
+        "to_compare": outcome.to_compare,
         "to_delete": outcome.to_delete,
         "deleted": outcome.deleted,
         "copied": {

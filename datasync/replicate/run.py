@@ -28,6 +28,7 @@ from datasync.replicate.destination import (
     check_origin,
     compared,
     deletable,
+    in_doubt,
     make_plan,
     make_way,
     publish,
@@ -196,6 +197,7 @@ class _Run:
                 check_origin(place, receipt, catalog, implied=self.options.implied)
                 learn(catalog, store, receipt)
                 plan = compared(catalog, store, receipt, {})
+                outcome.to_compare = in_doubt(store, plan)
                 if self.options.delete:
                     gone = deletable(place, store, catalog, max_delete=self.options.max_delete)
                     outcome.to_delete = len(gone)

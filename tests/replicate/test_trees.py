@@ -142,3 +142,35 @@ def test_a_tree_and_a_dataset_are_never_copied_over_each_other(tmp_path):
     datasync("replicate", "./dr", "--to", "./b", "--as", "tree", cwd=tmp_path)
     done = datasync("replicate", "a/shapes", "--to", "./b", "--as", "tree", cwd=tmp_path, check=2)
     assert "is a copy of the tree" in done.stderr
+
+
+def test_two_names_of_one_place_are_refused_before_they_wait_for_each_other(tmp_path):
+    (tmp_path / "datasync.toml").write_text('[clusters.b]\nurl = "B"\n[clusters.bb]\nurl = "./B/"\n')
+    write_tree(tmp_path / "dr", {"x": b"1"})
+    done = datasync("replicate", "./dr", "--to", "b,bb", cwd=tmp_path, check=2)
+    assert "b and bb are one place" in done.stderr
+    assert not (tmp_path / "B").exists()
+
+
+def test_a_dry_run_says_at_most_where_it_cannot_know(there, tmp_path):
+    files = {f"f{n}": b"%d" % n * 10 for n in range(8)}
+    rewrite(tmp_path / "a", files)
+    source = LocalStore(tmp_path / "a")
+    for key in ("f0", "f1", "f2"):  # in place without a receipt: one of them with other bytes
+        there.write(key, files[key] if key != "f2" else b"?" * 10)
+    plan = one(source, there, options=replace(QUICK, dry_run=True))
+    assert (plan.to_copy, plan.to_compare) == (8, 3)
+    assert "at most 8 to copy (80 B), 0 already there, 3 to be compared" in report.line(plan)
+    assert report.as_dict(plan)["to_compare"] == 3
+    done = one(source, there)
+    assert (done.tally.copied, len(done.tally.adopted)) == (6, 2)
+    (tmp_path / "a" / "f4").write_bytes(files["f4"])  # the same again
+    (tmp_path / "a" / "f5").write_bytes(b"x" * 10)
+    (tmp_path / "a" / "f6").write_bytes(b"longer than before")
+    plan = one(source, there, options=replace(QUICK, dry_run=True))
+    assert (plan.to_copy, plan.to_compare) == (3, 2)
+    assert one(source, there).tally.copied == 2
+    write_tree(tmp_path / "a", {"new": b"1"})
+    plan = one(source, there, options=replace(QUICK, dry_run=True))
+    assert (plan.to_copy, plan.to_copy_bytes, plan.to_compare) == (1, 1, 0)
+    assert "· 1 to copy (1 B), 8 already there" in report.line(plan)
