@@ -110,6 +110,11 @@ class Bench:
         """A bucket of its own, made now."""
         return server.bucket()
 
+    def drop(self, server: S3Server, *buckets: str) -> None:
+        """Remove buckets with all that is in them, so that a benchmark needs room for one copy."""
+        for bucket in buckets:
+            server.client().delete_bucket(Bucket=bucket)
+
     def configure(self, clusters: dict[str, tuple[str, str]]) -> None:
         """datasync.toml: name -> (endpoint, bucket)."""
         text = ""
@@ -241,6 +246,8 @@ def copy(bench: Bench, scenario: str, count: int, size: int) -> None:
             if name == "bare":
                 commands = [bare("copy", bench.a.endpoint, f"{source}/data", bench.b.endpoint, f"{to}/data")]
             bench.time(scenario, name, *commands, bytes=total)
+            bench.drop(bench.b, to)
+    bench.drop(bench.a, source)
 
 
 def bare(*arguments: str) -> list[str]:
@@ -328,6 +335,7 @@ def three(bench: Bench, mib: int) -> None:
                 row = bench.time(scenario, contender, *commands, bytes=3 * total)
                 row["source_reads"] = (link.bytes_down - before) / total
                 print(f"{'':16} {'':22} the source was read {row['source_reads']:.2f} times")
+                bench.drop(bench.b, *(bucket for _, bucket in places.values()))
     places = {name: bench.place(bench.b) for name in "bcd"}
     to = [f"{bucket}/data" for bucket in places.values()]
     bench.time("three", "bare", bare("fan", bench.a.endpoint, f"{source}/data", bench.b.endpoint, *to))
