@@ -135,13 +135,9 @@ def main() -> None:
         if sys.stdout is not None:
             sys.stdout.flush()  # an exit code is only given for what has been said
     except DatasyncError as error:
-        print(f"error: {error}", file=sys.stderr)
-        code = error.exit_code
+        code = _failed(error)
     except typer.TyperException as error:
-        print(
-            f"error: {error.format_message()}\n  mend: see `{_command_path(error)} --help`", file=sys.stderr
-        )
-        code = UsageError.exit_code
+        code = _failed(UsageError(error.format_message(), mend=f"see `{_command_path(error)} --help`"))
     except (KeyboardInterrupt, typer.Abort):
         print("interrupted; run the same command again to continue", file=sys.stderr)
         code = 128 + signal.SIGINT
@@ -158,6 +154,19 @@ def main() -> None:
         print(f"error: {_told(error)}", file=sys.stderr)
         code = DatasyncError.exit_code
     sys.exit(code if isinstance(code, int) else 0 if code is None else 1)
+
+
+def _failed(error: DatasyncError) -> int:
+    """Tell an error that ended a command, also as its JSON document where one is read; returns its code."""
+    print(f"error: {error}", file=sys.stderr)
+    words = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else sys.argv[1:]
+    if "--json" in words:
+        import json
+
+        told = {"message": error.message, "mend": error.mend or None}
+        with contextlib.suppress(OSError):  # nobody reads it: the code says it too
+            print(json.dumps({"error": told, "exit_code": error.exit_code}, ensure_ascii=False), flush=True)
+    return error.exit_code
 
 
 def _reader_gone() -> int:

@@ -47,7 +47,14 @@ def repair(
     seconds = duration(max_runtime, Place("--max-runtime")) if max_runtime is not None else None
     config, stop, several = load_config(), Stop(), Several()
     documents, left = [], 0
-    with stop_on_signals(stop), stop_after(stop, seconds):
+
+    def tell() -> None:
+        """The document with what is known, also of a run that does not end by itself."""
+        document = {"repairs": documents, "errors": several.as_json()}
+        print(json.dumps(document, indent=1, ensure_ascii=False), flush=True)
+
+    last_words = tell if json_output else None
+    with stop_on_signals(stop, last_words=last_words), stop_after(stop, seconds):
         for spec in names:
             with several.each(spec):
                 name, place, store = locate(config, spec, cluster)
@@ -96,8 +103,7 @@ def repair(
             if stop.event.is_set():
                 break
     if json_output:
-        document = {"repairs": documents, "errors": several.as_json()}
-        print(json.dumps(document, indent=1, ensure_ascii=False))
+        tell()
     several.end()
     if left:
         raise typer.Exit(3)

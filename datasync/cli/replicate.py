@@ -96,7 +96,19 @@ def replicate(
     outcomes: list[Outcome] = []
     seconds = duration(max_runtime, Place("--max-runtime")) if max_runtime is not None else None
     documents = []
-    with stop_on_signals(stop), patient(options.retry_seconds), stop_after(stop, seconds):
+
+    def tell() -> None:
+        """The document with what is known, also of a run that does not end by itself."""
+        total = sum(document["cost"] for document in documents)
+        document = {"replications": documents, "cost": total, "stopped": stop.reason or None}
+        print(json.dumps(document, indent=1, ensure_ascii=False), flush=True)
+
+    last_words = tell if json_output else None
+    with (
+        stop_on_signals(stop, last_words=last_words),
+        patient(options.retry_seconds),
+        stop_after(stop, seconds),
+    ):
         chosen = targets(config, names or [], to=split(to or []), source=source, rename=rename)
         for target in chosen:
             hops: list[Hop] = []
@@ -122,8 +134,7 @@ def replicate(
                 break
     total = sum(document["cost"] for document in documents)
     if json_output:
-        document = {"replications": documents, "cost": total, "stopped": stop.reason or None}
-        print(json.dumps(document, indent=1, ensure_ascii=False))
+        tell()
     elif dry_run and total and len(outcomes) > 1:
         print(f"in all   costs {total:.2f}")
     _end(outcomes, stop)

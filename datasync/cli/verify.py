@@ -61,7 +61,13 @@ def verify(
     config, stop, several = load_config(), Stop(), Several()
     reports: list[Report] = []
 
-    with stop_on_signals(stop), stop_after(stop, seconds):
+    def tell_all() -> None:
+        """The document with what is known, also of a run that does not end by itself."""
+        document = {"reports": [asdict(report) for report in reports], "errors": several.as_json()}
+        print(json.dumps(document, indent=1, ensure_ascii=False), flush=True)
+
+    last_words = tell_all if json_output else None
+    with stop_on_signals(stop, last_words=last_words), stop_after(stop, seconds):
         for spec in names:
             with several.each(spec):
                 name, place, store = locate(config, spec, cluster)
@@ -89,8 +95,7 @@ def verify(
             if stop.event.is_set():
                 break
     if json_output:
-        document = {"reports": [asdict(report) for report in reports], "errors": several.as_json()}
-        print(json.dumps(document, indent=1, ensure_ascii=False))
+        tell_all()
     several.end()
     if any(report.findings for report in reports):
         raise typer.Exit(3)

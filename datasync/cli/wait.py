@@ -26,12 +26,11 @@ def wait(
     Exit codes: 0 it is there, 1 not within --timeout, 2 usage.
     """
     import json
-    import sys
     from dataclasses import asdict
 
     from datasync.cli import load_config
     from datasync.config_values import Place, duration
-    from datasync.errors import UsageError
+    from datasync.errors import StoreError, UsageError
     from datasync.ops.status import wait as block
     from datasync.ops.targets import locate
 
@@ -50,9 +49,10 @@ def wait(
     )
     if receipt is None:
         which = f"version {version} is not whole" if version else "nothing is whole"
-        print(f"error: {name}: {which} at {place} after {timeout}: {why}", file=sys.stderr)
-        print("  mend: datasync status; then datasync replicate", file=sys.stderr)
-        raise typer.Exit(1)
+        raise StoreError(
+            f"{name}: {which} at {place} after {timeout}: {why}",
+            mend="datasync status; then datasync replicate",
+        )
     if json_output:
         print(json.dumps(asdict(receipt), indent=1, ensure_ascii=False))
     else:

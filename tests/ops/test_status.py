@@ -98,3 +98,41 @@ def test_what_is_being_sharded_is_partial_and_files_are_unproven(tmp_path):
     LocalStore(tmp_path / "a" / "emoji").write("_datasync/jobs/1/plan.json", b"{}")
     LocalStore(tmp_path / "b" / "emoji").write("some/file", b"1")
     assert states(tmp_path, "emoji", check=0)[0] == {"a": "partial", "b": "unproven"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["replicate", "emoji", "--to", "nowhere"], 2),
+        (["replicate", "emoji", "--too", "b"], 2),
+        (["wait", "emoji", "--cluster", "b", "--timeout", "0.1s"], 1),
+        (["status", "emjoi"], 2),
+    ],
+)
+def test_json_holds_the_error_that_ended_a_command(tmp_path, arguments, code):
+    (tmp_path / "datasync.toml").write_text(CONFIG)
+    done = datasync(*arguments, "--json", cwd=tmp_path, check=code)
+    document = json.loads(done.stdout)
+    assert document["exit_code"] == code
+    assert f"error: {document['error']['message']}\n  mend: {document['error']['mend']}" in done.stderr
+
+
+def test_json_is_there_when_a_run_that_does_not_end_is_ended(two):
+    code = (
+        "import time, datasync.replicate.control as c, datasync.replicate.relay as r; c.GRACE_SECONDS = 0.2\n"
+        "def hang(*a, **k): print('hangs', file=__import__('sys').stderr, flush=True); time.sleep(60)\n"
+        "r.replicate = hang\nfrom datasync.cli import main; main()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "replicate", "emoji", "--to", "b", "--json"],
+        cwd=two,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr.readline() == "hangs\n"
+    process.terminate()
+    told, _ = process.communicate(timeout=30)
+    assert process.returncode == 143
+    assert json.loads(told)["stopped"] == "by SIGTERM"
