@@ -29,7 +29,7 @@ OURS = {
     ],
     "Stream": ["dataset", "clusters", "config", "version"],
     "LocalDataset": ["allow_unsafe_types"],
-    "StreamingDataLoader": [],
+    "StreamingDataLoader": ["filter"],
 }
 
 
