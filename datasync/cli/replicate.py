@@ -129,7 +129,7 @@ def replicate(
                 if (way := ways.get(outcome.destination)) is not None:
                     documents[-1]["relay"] = {"price_per_gib": way.price, "bytes_per_second": way.rate}
                 if not json_output:
-                    print(report.line(outcome, cost_per_gib=price), flush=True)
+                    print(report.line(outcome, cost_per_gib=price, dry_run=dry_run), flush=True)
             if stop.event.is_set():
                 break
     total = sum(document["cost"] for document in documents)

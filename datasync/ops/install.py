@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from datasync.errors import StoreError, UsageError
+from datasync.errors import DatasyncError, StoreError, UsageError
 from datasync.ops.cron import Cron
 
 if TYPE_CHECKING:
@@ -237,11 +237,18 @@ def install(job: Job, kind: str, *, file: Path | None = None, user: str | None =
     if kind == "systemd":
         folder = file or _user_units()
         folder.mkdir(parents=True, exist_ok=True)
-        for name, content in systemd_units(job).items():
+        units = systemd_units(job)
+        before = {name: _content(folder / name) for name in units}
+        for name, content in units.items():
             (folder / name).write_text(content)
         if file is None:
-            _run(["systemctl", "--user", "daemon-reload"])
-            _run(["systemctl", "--user", "enable", "--now", f"{job.unit}.timer"])
+            try:
+                _run(["systemctl", "--user", "daemon-reload"])
+                _run(["systemctl", "--user", "enable", "--now", f"{job.unit}.timer"])
+            except DatasyncError as error:
+                for name, old in before.items():
+                    _restore(folder / name, old)
+                raise type(error)(f"{error.message}; nothing was installed", mend=error.mend) from error
         return str(folder / f"{job.unit}.timer")
     if file is not None:
         file.write_text(k8s_cronjob(job))
@@ -267,7 +274,7 @@ def remove(job: Job, kind: str, *, file: Path | None = None) -> bool:
         for path in files:
             path.unlink(missing_ok=True)
         if found and file is None:
-            _run(["systemctl", "--user", "daemon-reload"])
+            _run(["systemctl", "--user", "daemon-reload"], check=False)
         return found
     if file is not None:
         found = file.exists()
@@ -275,6 +282,18 @@ def remove(job: Job, kind: str, *, file: Path | None = None) -> bool:
         return found
     done = _run(["kubectl", "delete", "cronjob", job.unit, "--ignore-not-found"])
     return "deleted" in done.stdout
+
+
+def _content(path: Path) -> str | None:
+    return path.read_text() if path.exists() else None
+
+
+def _restore(path: Path, content: str | None) -> None:
+    """Give a file back what it had; None is that there was none."""
+    if content is None:
+        path.unlink(missing_ok=True)
+    else:
+        path.write_text(content)
 
 
 def _user_units() -> Path:
@@ -291,5 +310,8 @@ def _run(
         )
     done = subprocess.run(words, input=input, capture_output=True, text=True, check=False)
     if check and done.returncode != 0:
-        raise StoreError(f"{' '.join(words)} failed: {done.stderr.strip()}", mend="see its message")
+        mend = "see its message"
+        if words[0] == "systemctl":
+            mend = "log in as this user, so that its systemd runs (loginctl enable-linger), or give --file"
+        raise StoreError(f"{' '.join(words)} failed: {done.stderr.strip()}", mend=mend)
     return done

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from datasync.replicate.relay import Hop
 
 
-def line(outcome: Outcome, *, cost_per_gib: float = 0.0) -> str:
-    """One line: what, where, how much, and what happened."""
+def line(outcome: Outcome, *, cost_per_gib: float = 0.0, dry_run: bool = False) -> str:
+    """One line: what, where, how much, and what happened, or would."""
     noun = "file" if outcome.kind == TREE else "shard"
     version = f"{outcome.version[:6]}…" if outcome.version else "new"
     head = f"{outcome.name} {version} → {outcome.destination}"
@@ -22,6 +22,8 @@ def line(outcome: Outcome, *, cost_per_gib: float = 0.0) -> str:
     size = f"{format_count(outcome.objects, noun)} · {format_bytes(outcome.bytes)}"
     if outcome.left_out:
         size += f" · {format_count(len(outcome.left_out), 'marker')} of folders left out"
+    if dry_run and outcome.state == FAILED:
+        return f"{head}   {size} · it would fail"
     return f"{head}   {size} · {_what(outcome, cost_per_gib)}"
 
 

@@ -117,7 +117,9 @@ def error_of(answer: Answer, *, what: str, bucket: str, endpoint: str) -> Datasy
         return TransientError(
             f"{endpoint} failed at {what}{said}", mend="run again; if it stays, ask the provider"
         )
-    if answer.foreign and answer.status in (301, 302, 400, 404, 405):
+    # An imitator may say in its own words that it lacks an ability; a page for people comes from no S3.
+    a_page = answer.message.lower().startswith(("<!doctype html", "<html"))
+    if answer.foreign and (answer.status in (301, 302, 400, 404, 405) or (a_page and answer.status == 501)):
         return StoreError(
             f"{endpoint} answered {what} with {answer.status} and no S3: {answer.message[:80]!r}",
             mend="check the endpoint: host, port, http or https",

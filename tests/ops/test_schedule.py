@@ -464,6 +464,24 @@ def test_systemd_accepts_the_units(work, tmp_path):
     assert list((work / "units").iterdir()) == []
 
 
+@pytest.mark.parametrize("present", [True, False])
+def test_without_a_user_bus_no_unit_is_left_and_an_older_one_stays(work, present):
+    tools = work / "tools"
+    tools.mkdir()
+    (tools / "systemctl").write_text("#!/bin/sh\necho 'Failed to connect to bus' >&2\nexit 1\n")
+    (tools / "systemctl").chmod(0o755)
+    units = work / "home" / "systemd" / "user"
+    units.mkdir(parents=True)
+    if present:
+        (units / "datasync-nightly.timer").write_text("older")
+    env = {"PATH": f"{tools}:{os.environ['PATH']}", "XDG_CONFIG_HOME": str(work / "home")}
+    done = datasync("schedule", "install", "nightly", "--as", "systemd", cwd=work, check=1, env=env)
+    assert "Failed to connect to bus; nothing was installed" in done.stderr
+    assert "enable-linger" in done.stderr
+    left = {path.name: path.read_text() for path in units.iterdir()}
+    assert left == ({"datasync-nightly.timer": "older"} if present else {})
+
+
 def test_percent_and_spaces_are_safe_in_a_unit():
     service = systemd_units(JOB)["datasync-nightly.service"]
     assert '"/srv/my 100%%/datasync.toml"' in service

@@ -174,3 +174,13 @@ def test_a_dry_run_says_at_most_where_it_cannot_know(there, tmp_path):
     plan = one(source, there, options=replace(QUICK, dry_run=True))
     assert (plan.to_copy, plan.to_copy_bytes, plan.to_compare) == (1, 1, 0)
     assert "· 1 to copy (1 B), 8 already there" in report.line(plan)
+
+
+def test_a_dry_run_that_deleting_too_much_would_stop_says_so(tmp_path):
+    write_tree(tmp_path / "g", {f"f{n}": b"1" for n in range(4)})
+    datasync("replicate", "./g", "--to", "./b", cwd=tmp_path)
+    for n in range(3):
+        (tmp_path / "g" / f"f{n}").unlink()
+    done = datasync("replicate", "./g", "--to", "./b", "--delete", "--dry-run", cwd=tmp_path, check=1)
+    assert "1 file · 1 B · it would fail" in done.stdout
+    assert "may remove 10%" in done.stderr
