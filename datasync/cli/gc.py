@@ -33,7 +33,7 @@ def gc(
     from datasync.cli.several import Several
     from datasync.ops.gc import gc as collect
     from datasync.ops.targets import locate
-    from shards.progress import format_bytes
+    from shards.progress import format_bytes, format_count
 
     config, several = load_config(), Several()
     documents = []
@@ -51,10 +51,8 @@ def gc(
             gone = ", ".join(f"{version[:6]}…" for version in found.removed) or "what no version has"
             verb = "removed" if apply else "would remove"
             more = "" if apply else " · run again with --apply"
-            print(
-                f"{name} on {place}   {verb} {gone}: {found.objects:,} objects ({format_bytes(found.bytes)})"
-                f" · kept {kept}{more}"
-            )
+            size = f"{format_count(found.objects, 'object')} ({format_bytes(found.bytes)})"
+            print(f"{name} on {place}   {verb} {gone}: {size} · kept {kept}{more}")
     if json_output:
         document = {"garbage": documents, "errors": several.as_json()}
         print(json.dumps(document, indent=1, ensure_ascii=False))

@@ -56,7 +56,7 @@ from datasync.replicate.retry import RETRY_SECONDS, retrying
 from datasync.storage.base import ObjectInfo, Store
 from datasync.storage.keys import utf8
 from datasync.storage.local import LocalStore
-from datasync.storage.retry import inheriting
+from datasync.storage.retry import LAST_SECONDS, inheriting, one_thing
 from shards.version import __version__
 
 if TYPE_CHECKING:
@@ -96,13 +96,18 @@ class Destination:
     started: str = field(default_factory=receipts.now)
 
     def close(self) -> None:
-        """Give the lease back; the journal stays unless `publish` removed it."""
-        self.lane.close()
-        try:
-            self.lane.journal.close()
-        except StoreError as error:
-            log.warning("the journal at %s could not be written: %s", self.store.url, error)
-        self.lease.release()
+        """Give the lease back; the journal stays unless `publish` removed it.
+
+        A place that was given up, or a run that is to end, is not waited for again and again.
+        """
+        seconds = None if self.lane.alive else LAST_SECONDS
+        with one_thing(seconds, None, default=RETRY_SECONDS):
+            self.lane.close()
+            try:
+                self.lane.journal.close()
+            except StoreError as error:
+                log.warning("the journal at %s could not be written: %s", self.store.url, error)
+            self.lease.release()
 
 
 def open_destination(
@@ -160,6 +165,23 @@ def proven(store: Store, receipt: Receipt | None) -> Iterator[pa.RecordBatch]:
     Raises:
         FormatError: The manifest there is damaged.
     """
+    if receipt is None or receipt.whole:
+        yield from _named(store, receipt)
+        return
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    damaged = pa.array(damage(store, receipt.version), pa.string())
+    for batch in _named(store, receipt):
+        yield batch.filter(pc.invert(pc.is_in(batch["key"], value_set=damaged)))
+
+
+def _named(store: Store, receipt: Receipt | None) -> Iterator[pa.RecordBatch]:
+    """The objects of a receipt's version, whatever became of them; none where its manifest is gone.
+
+    Raises:
+        FormatError: The manifest there is damaged.
+    """
     if receipt is None:
         return
     try:
@@ -167,15 +189,7 @@ def proven(store: Store, receipt: Receipt | None) -> Iterator[pa.RecordBatch]:
     except NotFoundError as error:
         log.warning("%s: everything there is looked at again: %s", store.url, error)
         return
-    if receipt.whole:
-        yield from manifest.batches()
-        return
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    damaged = pa.array(damage(store, receipt.version), pa.string())
-    for batch in manifest.batches():
-        yield batch.filter(pc.invert(pc.is_in(batch["key"], value_set=damaged)))
+    yield from manifest.batches()
 
 
 def compared(catalog: Catalog, store: Store, receipt: Receipt | None, done: Mapping[str, Done]) -> Plan:
@@ -188,12 +202,22 @@ def compared(catalog: Catalog, store: Store, receipt: Receipt | None, done: Mapp
 
 
 def damage(store: Store, version: str) -> list[str]:
-    """Keys that `verify` found missing or bad."""
+    """Keys that `verify` found missing or bad.
+
+    Raises:
+        FormatError: The record of it is damaged.
+    """
     try:
-        raw = json.loads(retrying(lambda: store.read(damage_key(version))))
-        return [str(key) for key in raw["damaged"]]
+        data = retrying(lambda: store.read(damage_key(version)))
     except NotFoundError:
         return []
+    try:
+        return [str(key) for key in json.loads(data)["damaged"]]
+    except (ValueError, TypeError, KeyError) as error:
+        raise FormatError(
+            f"{store.url}/{damage_key(version)} is damaged: it says what verify found",
+            mend="read everything again (datasync verify --full): that writes it anew",
+        ) from error
 
 
 def make_plan(destination: Destination, catalog: Catalog, *, deletes: bool = False) -> Plan:
@@ -533,7 +557,7 @@ def _adopted(destination: Destination, catalog: Catalog) -> set[str]:
         found |= read_adopted(destination.store, destination.receipt)
     except NotFoundError as error:
         log.warning("%s; from here on all of its version count as such", error.message)
-        for batch in proven(destination.store, destination.receipt):
+        for batch in _named(destination.store, destination.receipt):
             found.update(batch["key"].to_pylist())
     if not found:
         return found
@@ -546,9 +570,10 @@ def read_adopted(store: Store, receipt: Receipt | None) -> set[str]:
         return set()
     try:
         return set(json.loads(retrying(lambda: store.read(adopted_key(receipt.version)))))
-    except NotFoundError:
+    except (NotFoundError, ValueError, TypeError):
         raise NotFoundError(
-            f"{store.url}/{adopted_key(receipt.version)} is missing: it says which objects others wrote",
+            f"{store.url}/{adopted_key(receipt.version)} is missing or damaged: it says which objects others"
+            " wrote",
             mend="do not delete there; replicate again",
         ) from None
 
@@ -556,10 +581,13 @@ def read_adopted(store: Store, receipt: Receipt | None) -> set[str]:
 def leftovers(store: Store) -> dict[str, int]:
     """Objects, with their sizes, of runs that never published, which no version has."""
     try:
-        found: dict[str, int] = json.loads(retrying(lambda: store.read(LEFTOVERS)))
+        data = retrying(lambda: store.read(LEFTOVERS))
+        return {str(key): int(size) for key, size in json.loads(data).items()}
     except NotFoundError:
         return {}
-    return found
+    except (ValueError, TypeError, AttributeError):
+        log.warning("%s/%s is damaged; what it names is taken for others'", store.url, LEFTOVERS)
+        return {}
 
 
 def _note_leftovers(destination: Destination, catalog: Catalog) -> None:
@@ -596,7 +624,7 @@ def written(store: Store, *, among: set[str]) -> set[str]:
         except NotFoundError as error:
             log.warning("%s; all of its version count as such", error.message)
         try:
-            for batch in proven(store, receipt):
+            for batch in _named(store, receipt):
                 found = undecided.intersection(batch["key"].to_pylist())
                 ours |= set() if theirs is None else found - theirs
                 undecided -= found

@@ -108,16 +108,12 @@ def load(store: Store) -> Past:
         past.files.append(info.key)
         if _KEYS in info.key:
             continue
-        lines = []
         for text in store.read(info.key).splitlines():
             try:
-                lines.append(json.loads(text))
-            except ValueError:
-                log.warning(
-                    "%s/%s ends in the middle of a line; its objects are looked at again", store.url, info.key
-                )
+                replay([json.loads(text)], past)
+            except (ValueError, TypeError, KeyError, AttributeError):
+                log.warning("%s/%s is damaged; its objects are looked at again", store.url, info.key)
                 break
-        replay(lines, past)
     return past
 
 
@@ -125,7 +121,11 @@ def set_out(store: Store) -> Iterator[list[str]]:
     """Keys that runs which have not published set out to write, some thousands at a time."""
     for info in retrying(lambda: list(store.list(JOURNAL))):
         if _KEYS in info.key:
-            yield json.loads(retrying(lambda key=info.key: store.read(key)))  # type: ignore[misc]  # bound now
+            data = retrying(lambda key=info.key: store.read(key))  # type: ignore[misc]  # bound now
+            try:
+                yield [str(key) for key in json.loads(data)]
+            except (ValueError, TypeError):
+                log.warning("%s/%s is damaged; what it names is taken for others'", store.url, info.key)
 
 
 class Journal:

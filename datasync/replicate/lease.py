@@ -119,11 +119,14 @@ class Record:
     def parse(cls, data: bytes, *, where: str) -> Record:
         try:
             raw = json.loads(data)
-            holder = Holder(**raw.pop("holder")) if raw.get("holder") else (raw.pop("holder", None), None)[1]
-            return cls(holder=holder, **raw)
-        except (ValueError, TypeError, KeyError) as error:
+            holder = raw.pop("holder")
+            found = cls(holder=Holder(**holder) if holder else None, **raw)
+            if not isinstance(found.token, int) or not isinstance(found.ttl, int | float):
+                raise ValueError("its token or its time to live is no number")
+            return found
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise FormatError(
-                f"{where} is not a lease: {error}", mend="remove it when no run is under way"
+                f"{where} is not a lease: it is damaged", mend="remove it when no run is under way"
             ) from error
 
 
@@ -252,12 +255,25 @@ class Lease:
             try:
                 info = self.store.stat(LEASE)
                 data = self.store.read(LEASE, etag=info.etag)
-                return Record.parse(data, where=f"{self.store.url}/{LEASE}"), info
+                try:
+                    return Record.parse(data, where=f"{self.store.url}/{LEASE}"), info
+                except FormatError as error:
+                    return self._unreadable(error), info
             except NotFoundError:
                 return None, None
             except ConflictError:
                 continue  # renewed between the two calls
         raise TransientError(f"{self.store.url}/{LEASE} changes as fast as it is read", mend="run again")
+
+    def _unreadable(self, error: FormatError) -> Record:
+        """What stands for a damaged lease: somebody's, for as long as it was renewed within its time."""
+        from datasync.ops import receipts
+
+        log.warning("%s", error.message)
+        newest, _ = receipts.recovered(self.store)
+        nobody = Holder(host="somebody", boot="", pid=0, born="", run="", command=error.message)
+        token = 0 if newest is None else newest.token
+        return Record(holder=nobody, token=token, ttl=TTL_SECONDS, acquired="some time", renewed=0.0)
 
     def _idle(self, record: Record, info: ObjectInfo | None) -> float:
         """Seconds since the lease was written, by the store's clock, else by this host's."""

@@ -448,8 +448,11 @@ class _Scrub:
         if not self._keeps or self.report.mode == QUICK:
             return done
         for info in self.store.list(self.run_name):
-            done.update(json.loads(line) for line in self.store.read(info.key).splitlines())
             self._files += 1
+            try:
+                done.update([str(json.loads(line)) for line in self.store.read(info.key).splitlines()])
+            except ValueError:
+                log.warning("%s/%s is damaged; what it names is read again", self.store.url, info.key)
         return done
 
     def _record(self) -> None:

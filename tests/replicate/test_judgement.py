@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
+import time
 from dataclasses import replace
 
 import pytest
 
-from datasync.errors import CorruptError, FormatError
+from datasync.errors import BusyError, CorruptError, FormatError
 from datasync.ops import receipts
 from datasync.ops.judgement import fault
 from datasync.ops.status import is_here, wait
@@ -262,3 +264,33 @@ def test_a_published_destination_is_free_while_another_hangs(tmp_path):
         go_on.set()
         run.join()
     assert judged(c) == ""
+
+
+@pytest.mark.parametrize("text", [b"", b"7", b"[[]]", b"\xff" * 40])
+def test_garbage_in_a_record_stops_nobody_for_good(tmp_path, text):
+    source, b = LocalStore(tmp_path / "a"), LocalStore(tmp_path / "b")
+    write_tree(tmp_path / "a", {f"f{number}": b"x" * 900 + bytes([number]) for number in range(9)})
+    b.write("f0", source.read("f0"))  # somebody else's
+    (first,) = replicate(source, {"b": b}, name="tree", options=QUICK)
+    b.write("f3", b"?" * 901)
+    assert not verify(b, name="tree", quiet=True).good
+    version = first.version
+    journal = "_datasync/journal/00000001"
+    b.write(f"_datasync/scrub/{version[:16]}-full-1-0-000001.jsonl", text)
+    for key in (f"{journal}-0000-000000.jsonl", f"{journal}-keys-000000.json", "_datasync/leftovers.json"):
+        b.write(key, text)
+    for key in (f"adopted/{version}.json", f"damage/{version}.json", "lease.json"):
+        assert b.stat(f"_datasync/{key}")
+        b.write(f"_datasync/{key}", text)
+    (outcome,) = replicate(source, {"b": b}, name="tree", options=QUICK)
+    assert isinstance(outcome.error, BusyError)  # whoever may hold it has a minute to renew it
+    assert "is not a lease: it is damaged" in str(outcome.error)
+    long_ago = time.time() - 100
+    os.utime(tmp_path / "b" / "_datasync" / "lease.json", (long_ago, long_ago))
+    (outcome,) = replicate(source, {"b": b}, name="tree", options=QUICK)
+    assert outcome.error is None
+    assert outcome.receipt.token > first.receipt.token
+    assert data_of(b) == data_of(source)
+    assert judged(b) == ""
+    b.write(f"_datasync/scrub/{version[:16]}-full-1-0-000001.jsonl", text)
+    assert verify(b, name="tree", quiet=True).good
