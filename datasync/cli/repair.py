@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -46,7 +46,8 @@ def repair(
 
     seconds = duration(max_runtime, Place("--max-runtime")) if max_runtime is not None else None
     config, stop, several = load_config(), Stop(), Several()
-    documents, left = [], 0
+    documents: list[dict[str, Any]] = []
+    left = 0
 
     def tell() -> None:
         """The document with what is known, also of a run that does not end by itself."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -95,7 +95,7 @@ def replicate(
     stop = Stop()
     outcomes: list[Outcome] = []
     seconds = duration(max_runtime, Place("--max-runtime")) if max_runtime is not None else None
-    documents = []
+    documents: list[dict[str, Any]] = []
 
     def tell() -> None:
         """The document with what is known, also of a run that does not end by itself."""

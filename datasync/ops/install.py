@@ -246,8 +246,8 @@ def install(job: Job, kind: str, *, file: Path | None = None, user: str | None =
                 _run(["systemctl", "--user", "daemon-reload"])
                 _run(["systemctl", "--user", "enable", "--now", f"{job.unit}.timer"])
             except DatasyncError as error:
-                for name, old in before.items():
-                    _restore(folder / name, old)
+                for name, earlier in before.items():
+                    _restore(folder / name, earlier)
                 raise type(error)(f"{error.message}; nothing was installed", mend=error.mend) from error
         return str(folder / f"{job.unit}.timer")
     if file is not None:
