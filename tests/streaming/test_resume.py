@@ -174,7 +174,7 @@ def test_with_drop_last_no_epoch_of_a_resumed_run_is_empty(build, monkeypatch, d
     """Saved behind any of the last batches, in the loop and after it, with the same steps on every rank."""
     ranks = data.draw(st.integers(1, 4))
     size = data.draw(st.integers(2, 8))
-    samples = 60 // (size * ranks) * size * ranks + data.draw(st.integers(1, size * ranks - 1))
+    samples = 8 * size * ranks + data.draw(st.integers(1, size * ranks - 1))
 
     def load(state=None):
         made = build(
@@ -201,7 +201,7 @@ def test_with_drop_last_no_epoch_of_a_resumed_run_is_empty(build, monkeypatch, d
             assert (loader.state_dict()["epoch"], loader.state_dict()["sample_in_epoch"]) == (len(epochs), 0)
         steps |= {len(epoch) for epoch in epochs}
         count = len(epochs[0])
-        for done in (count - 2, count - 1, count):
+        for done in (count - 2, count):
             resumed = load(states[done - 1])
             first = [ids(batch) for batch in resumed]
             assert first == (epochs[0] + epochs[1])[done : count if done < count else None]
