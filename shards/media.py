@@ -105,14 +105,25 @@ def check(data: bytes, kind: str, *, level: str = WHOLE) -> None:
         return
     if found == "image/jpeg":
         check_pixels(*_whole_jpeg(data))
-    elif found in _STRUCTURE:
-        _STRUCTURE[found](data)
+    else:
+        check_whole(data)
     if kind == "image" and found != "image/jpeg":
         check_pixels(*image_size(data))
     if level == FULL:
         _DECODE[kind](data)
     elif kind != "image" and found not in ("audio/wav", "audio/ogg"):
         _open_media(data, kind)
+
+
+def check_whole(data: bytes) -> None:
+    """Follow the structure of a file that is no JPEG, where its format says how long it is.
+
+    Raises:
+        MediaError: It ends early.
+    """
+    structure = _STRUCTURE.get(sniff(data))
+    if structure is not None:
+        structure(data)
 
 
 def _check_known_pixels(data: bytes) -> None:
@@ -326,6 +337,24 @@ def _whole_matroska(data: bytes) -> None:
         raise MediaError(f"the file is truncated: {len(data):,} bytes of {begin + size:,}")
 
 
+def _whole_mp3(data: bytes) -> None:
+    """The bytes that the first frame counts must be there, where an encoder wrote such a frame."""
+    at = 0
+    if data[:3] == b"ID3":
+        at = 10 + sum((byte & 0x7F) << 7 * (3 - i) for i, byte in enumerate(data[6:10]))
+    for name in (b"Xing", b"Info"):
+        tag = data.find(name, at, at + 64)
+        if tag < 0:
+            continue
+        flags = int.from_bytes(data[tag + 4 : tag + 8], "big")
+        counted = tag + 8 + (4 if flags & 1 else 0)
+        end = at + int.from_bytes(data[counted : counted + 4], "big")
+        # A tag of 128 bytes at the end may have been taken off.
+        if flags & 2 and end > len(data) + 128:
+            raise MediaError(f"the file is truncated: {len(data):,} bytes of {end:,}")
+        return
+
+
 def _ebml_number(data: bytes, at: int) -> tuple[int, int]:
     """A variable-length number, and where it ends; -1 where it means unknown."""
     if at >= len(data) or not data[at]:
@@ -346,6 +375,7 @@ _STRUCTURE: dict[str, Callable[[bytes], None]] = {
     "audio/wav": _whole_wav,
     "audio/aiff": _whole_riff,
     "audio/ogg": _whole_ogg,
+    "audio/mpeg": _whole_mp3,
     "audio/mp4": _whole_mp4,
     "video/avi": _whole_riff,
     "video/mp4": _whole_mp4,
@@ -446,8 +476,10 @@ def _wav_info(data: bytes) -> dict[str, Any] | None:
         if name == b"fmt " and at + 24 <= len(data):
             channels, rate, byte_rate = struct.unpack("<HII", data[at + 10 : at + 20])
         elif name == b"data":
-            if not byte_rate:
+            if not rate:
                 raise MediaError("the WAV has no format before its samples")
+            if not byte_rate:
+                return None
             held = min(size, len(data) - at - 8)
             return {"sample_rate": rate, "channels": channels, "duration": held / byte_rate, "format": "wav"}
         at += 8 + size + (size & 1)

@@ -1,9 +1,15 @@
 """Clips: a time range of an audio or video file, decoded without decoding the rest.
 
 Audio goes through libsndfile where that reads the format and through FFmpeg (PyAV) otherwise; video through
-FFmpeg, from the last key frame before the range. Frame t belongs to a range if start <= t < stop, in seconds
-from the beginning of the stream. A range may end behind the end of the file and then ends there; one without
-any frame is an error. Both libraries come with the extra `media`.
+FFmpeg. Frame t belongs to a range if start <= t < stop, in seconds from the beginning of the stream. A range
+may end behind the end of the file and then ends there; one without any frame is an error. Both libraries come
+with the extra `media`.
+
+A clip has exactly what the whole has there. FFmpeg is asked for a place before the range and may find one
+behind it, as in an MPEG transport stream, which has no index. So decoding begins at a key frame that is seen
+to lie before the range; if there is none, the place is asked for further ahead, and at last the file is read
+from its beginning. Sound that FFmpeg decodes is always read from there, and counted: what comes out of a
+packet depends on those before, with AAC and AC-3 on all of them, and times are too coarse in many containers.
 
 What a file may expand to is bounded by `MOST_BYTES` for each clip (invariant 10): a few kilobytes of video
 can say that they are a year long.
@@ -22,9 +28,11 @@ from typing import Any
 import numpy as np
 
 from datasync.errors import UsageError
-from shards.media import MediaError, check_pixels
+from shards.media import MediaError, check_pixels, check_whole
 
 MOST_BYTES = 2 << 30
+_STEPS_BACK = (0.0, 1.0, 4.0, 16.0, 64.0)  # seconds before a range, until a key frame is found there
+_TIMES_OF_DECODING = ("avi", "asf")  # containers that do not say when a frame is shown, only their sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +65,7 @@ def decode_audio(data: bytes, *, start: float = 0.0, stop: float | None = None) 
         UsageError: The range cannot be.
     """
     check_span(start, stop)
+    check_whole(data)
     soundfile = _module("soundfile")
     try:
         file = soundfile.SoundFile(io.BytesIO(data))
@@ -70,13 +79,24 @@ def decode_audio(data: bytes, *, start: float = 0.0, stop: float | None = None) 
             raise _no_frame("audio", start, stop, file.frames / rate)
         _check_bytes((last - first) * file.channels * 4)
         try:
-            file.seek(first)
+            _skip(file, first)
             values = file.read(last - first, dtype="float32", always_2d=True)
         except soundfile.LibsndfileError as error:
             raise MediaError(f"the audio is damaged: {error}") from error
+    if len(values) < last - first and not file.subtype.startswith("MPEG"):  # which only estimates its length
+        raise MediaError(f"the audio is truncated: it ends {last - first - len(values):,} samples early")
     return Clip(
         values=np.ascontiguousarray(values.T), rate=float(rate), times=np.array([first / rate], np.float64)
     )
+
+
+def _skip(file: Any, frames: int) -> None:
+    """Go on to a frame of a file that was just opened; codes like GSM can only be read from the beginning."""
+    if file.seekable():
+        file.seek(frames)
+    else:
+        while frames and (found := len(file.read(min(frames, 1 << 16), dtype="float32"))):
+            frames -= found
 
 
 def decode_video(data: bytes, *, start: float = 0.0, stop: float | None = None, every: int = 1) -> Clip:
@@ -93,6 +113,7 @@ def decode_video(data: bytes, *, start: float = 0.0, stop: float | None = None, 
         UsageError: The range cannot be.
     """
     check_span(start, stop)
+    check_whole(data)
     frames: list[np.ndarray[Any, np.dtype[np.uint8]]] = []
     times: list[float] = []
     with _opened(data, "video") as (container, stream):
@@ -100,7 +121,7 @@ def decode_video(data: bytes, *, start: float = 0.0, stop: float | None = None, 
         rate = float(stream.average_rate or 0)
         seconds = _seconds(container)
         seen = size = 0
-        for time, frame in _frames(container, stream, start):
+        for time, frame in _frames(data, container, stream, start):
             if stop is not None and time >= stop:
                 break
             if time < start - 1e-6:
@@ -120,32 +141,29 @@ def decode_video(data: bytes, *, start: float = 0.0, stop: float | None = None, 
 def _audio_by_av(data: bytes, start: float, stop: float | None) -> Clip:
     av = _module("av")
     pieces: list[np.ndarray[Any, np.dtype[np.float32]]] = []
-    first: float | None = None
     with _opened(data, "audio") as (container, stream):
         rate = int(stream.codec_context.sample_rate)
         seconds = _seconds(container)
+        first, last = round(start * rate), None if stop is None else round(stop * rate)
         resampler = av.AudioResampler(format="fltp", rate=rate)
-        size = 0
-        for time, frame in _frames(container, stream, start):
-            if stop is not None and time >= stop:
-                break
+        place = size = 0  # place: samples from the beginning
+        for frame in container.decode(stream):
+            begin, place = place, place + frame.samples
+            if place <= first:
+                continue
             for part in resampler.resample(frame):
-                values = part.to_ndarray()
-                skip = max(round((start - time) * rate), 0)
-                end = values.shape[1] if stop is None else min(round((stop - time) * rate), values.shape[1])
-                if skip >= end:
-                    continue
-                if first is None:
-                    first = time + skip / rate
+                values = part.to_ndarray()[:, max(first - begin, 0) : None if last is None else last - begin]
                 size += values.nbytes
                 _check_bytes(size)
-                pieces.append(values[:, skip:end])
-    if first is None:
+                pieces.append(values)
+            if last is not None and place >= last:
+                break
+    if not pieces:
         raise _no_frame("audio", start, stop, seconds)
     return Clip(
         values=np.ascontiguousarray(np.concatenate(pieces, axis=1)),
         rate=float(rate),
-        times=np.array([first], np.float64),
+        times=np.array([first / rate], np.float64),
     )
 
 
@@ -172,6 +190,8 @@ def _opened(data: bytes, kind: str) -> Iterator[tuple[Any, Any]]:
             streams = getattr(container.streams, kind)
             if not streams:
                 raise MediaError(f"the file has no {kind}")
+            if streams[0].codec_context is None:
+                raise MediaError(f"the {kind} is in a code that FFmpeg does not know")
             yield container, streams[0]
     except (MediaError, MemoryError, UsageError):
         raise
@@ -179,17 +199,42 @@ def _opened(data: bytes, kind: str) -> Iterator[tuple[Any, Any]]:
         raise MediaError(f"the {kind} cannot be decoded: {error}") from error
 
 
-def _frames(container: Any, stream: Any, start: float) -> Iterator[tuple[float, Any]]:
+def _frames(data: bytes, container: Any, stream: Any, start: float) -> Iterator[tuple[float, Any]]:
     """Frames with their time in seconds from the beginning of the stream, from before `start` on."""
     origin = stream.start_time or 0
-    if start > 0:
-        # A stream that cannot seek is read from its start.
-        with contextlib.suppress(_module("av").FFmpegError):
-            container.seek(origin + int(start / stream.time_base), stream=stream)
-    for frame in container.decode(stream):
-        if frame.pts is None:
-            raise MediaError("the file has frames without a time")
-        yield float((frame.pts - origin) * stream.time_base), frame
+    format_ = container.format
+    untimed = format_.name in _TIMES_OF_DECODING
+    untimed = untimed or format_.flags & _module("av").format.Flags.no_timestamps.value != 0
+    if untimed and stream.codec_context.has_b_frames and stream.average_rate:
+        for number, frame in enumerate(container.decode(stream)):
+            yield float(number / stream.average_rate), frame
+        return
+    for packet in _packets(data, container, stream, start):
+        for frame in packet.decode():
+            if frame.pts is None:
+                raise MediaError("the file has frames without a time")
+            yield float((frame.pts - origin) * stream.time_base), frame
+
+
+def _packets(data: bytes, container: Any, stream: Any, start: float) -> Iterator[Any]:
+    """Packets from a key frame on that is shown before `start`, or from the beginning."""
+    origin = stream.start_time or 0
+    for back in _STEPS_BACK:
+        wanted = start - back
+        if wanted <= 0 or container.format.name == "mpeg":  # which tells few times; others are counted on
+            break
+        try:
+            container.seek(origin + int(wanted / stream.time_base), stream=stream)
+        except _module("av").FFmpegError:
+            break
+        packets = container.demux(stream)
+        key = next((packet for packet in packets if packet.is_keyframe), None)
+        if key is not None and key.pts is not None and (key.pts - origin) * stream.time_base <= start:
+            yield key
+            yield from packets
+            return
+    with _opened(data, "video") as (container, stream):
+        yield from container.demux(stream)
 
 
 def _seconds(container: Any) -> float | None:
