@@ -80,7 +80,7 @@ def fault(
     """
     why: str | None
     if not receipt.whole:
-        why = "verify found objects bad or missing" if receipt.state == DAMAGED else f"it is {receipt.state}"
+        why = "verify found objects bad or missing" if receipt.state == DAMAGED else "gc is removing it"
         return Fault(DAMAGED, why)
     index = (lambda: index_fault(store, receipt)) if in_place else lambda: None
     for why in at_once(index, lambda: manifest_fault(store, receipt.version, receipt.manifest)):

@@ -155,7 +155,7 @@ def describe(
     ).spooled()
     found = named(index)
     if found is None:
-        return _tree(store, name, retry_seconds)
+        return _tree(store, name, retry_seconds, other_index=True)
     extra = found.top.get("datasync", {})
     if "manifest" in extra and "version" in extra:
         version = str(extra["version"])
@@ -296,7 +296,7 @@ def _tags_of(store: Store, keys: set[str]) -> dict[str, str | None]:
     return {info.key: tag_of(store, info) for info in store.list() if info.key in keys}
 
 
-def _tree(store: Store, name: str, retry_seconds: float) -> Catalog:
+def _tree(store: Store, name: str, retry_seconds: float, *, other_index: bool = False) -> Catalog:
     try:
         table, own, indexed, markers = retrying(lambda: _listed(store), seconds=retry_seconds)
     except NotFoundError as error:
@@ -304,7 +304,7 @@ def _tree(store: Store, name: str, retry_seconds: float) -> Catalog:
             f"there is no {name} at {store.url}",
             mend=error.mend or "check the name and the cluster (datasync status)",
         ) from None
-    _check_finished(store, name, own, indexed)
+    _check_finished(store, name, own, indexed, other_index=other_index)
     if not table.num_rows:
         raise NotFoundError(
             f"there is nothing at {store.url}",
@@ -365,14 +365,16 @@ def _listed(store: Store) -> tuple[pa.Table, set[str], bool, list[str]]:
     return pa.Table.from_batches(batches, schema()), own, indexed, markers
 
 
-def _check_finished(store: Store, name: str, own: set[str], indexed: bool) -> None:
+def _check_finished(store: Store, name: str, own: set[str], indexed: bool, *, other_index: bool) -> None:
     """A place where a run of this tool has begun and not ended, or whose index is gone, holds no tree.
 
     Args:
         own (set[str]): The keys of this tool's own files.
         indexed (bool): Whether there is an index, of it or of a part of it.
+        other_index (bool): Whether there is an index.json of another kind.
 
     Raises:
+        FormatError: There is a dataset whose index is none any more.
         StoreError: It is being sharded, a copy that is not whole or is damaged, or a dataset without index.
     """
     begun = {key.split("/")[2] for key in own if key.startswith(JOBS)}
@@ -394,11 +396,13 @@ def _check_finished(store: Store, name: str, own: set[str], indexed: bool) -> No
             mend="repair it (datasync repair), or copy from another place (--from)",
         )
     is_tree = receipt is not None and receipt.kind == TREE
-    if not indexed and any(key.startswith(MANIFESTS) for key in own) and not is_tree:
-        raise StoreError(
-            f"{name} at {store.url} is a dataset whose {INDEX} is gone",
-            mend="shard it again, or replicate it to here from another place, or repair it (datasync repair)",
-        )
+    if is_tree or not any(key.startswith(MANIFESTS) for key in own):
+        return
+    mend = "shard it again, or replicate it to here from another place, or repair it (datasync repair)"
+    if other_index:
+        raise FormatError(f"{name} at {store.url} is a dataset whose {INDEX} is none any more", mend=mend)
+    if not indexed:
+        raise StoreError(f"{name} at {store.url} is a dataset whose {INDEX} is gone", mend=mend)
 
 
 def _at_work(store: Store) -> bool:

@@ -294,3 +294,17 @@ def test_garbage_in_a_record_stops_nobody_for_good(tmp_path, text):
     assert judged(b) == ""
     b.write(f"_datasync/scrub/{version[:16]}-full-1-0-000001.jsonl", text)
     assert verify(b, name="tree", quiet=True).good
+
+
+def test_a_dataset_whose_index_is_none_any_more_is_no_tree(tmp_path):
+    source, b, c = (LocalStore(tmp_path / place / "emoji") for place in "abc")
+    make_dataset(source)
+    replicate(source, {"b": b}, name="emoji", options=QUICK)
+    (tmp_path / "datasync.toml").write_text('[clusters.a]\nurl = "a"\n[datasets.emoji]\nhome = "a"\n')
+    for text in (b"{}", b"[1]"):
+        for store in (source, b):
+            store.write("index.json", text)
+            with pytest.raises(FormatError, match=r"a dataset whose index\.json is none any more"):
+                replicate(store, {"c": c}, name="emoji", options=QUICK)
+    assert not list((tmp_path / "c").rglob("*.mds"))
+    assert "damaged" in datasync("status", "emoji", cwd=tmp_path, check=3).stdout
