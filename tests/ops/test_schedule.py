@@ -151,6 +151,23 @@ def test_a_stop_between_two_attempts_has_its_own_code(work):
     assert (line["exit_code"], line["stopped"]) == (143, "by SIGTERM")
 
 
+def test_a_stop_while_a_dead_place_is_tried_again_has_its_own_code(work):
+    configure(
+        work,
+        '[clusters.c]\nurl = "s3://x"\nendpoint = "http://127.0.0.1:9"\naccess_key = "env:K"\n'
+        'secret_key = "env:K"\n[replication.weekly]\nto = ["c"]\nlog = "w.jsonl"',
+    )
+    process = start("-v", "schedule", "run", "weekly", cwd=work, env={"K": "key"})
+    for line in process.stderr:
+        if "nothing listens" in line:
+            break
+    process.terminate()
+    process.communicate(timeout=30)
+    assert process.returncode == 143
+    (line,) = map(json.loads, (work / "w.jsonl").read_text().splitlines())
+    assert (line["exit_code"], line["errors"], line["places"][0]["state"]) == (143, [], "stopped")
+
+
 def test_webhook_and_heartbeat(work):
     seen = []
 
