@@ -203,6 +203,12 @@ class ShardSource:
         """The shard if it is open here, without waiting for it."""
         return self._process().opened_get(shard)
 
+    @property
+    def fetching(self) -> bool:
+        """Whether something is being fetched in the background."""
+        own = self._own
+        return own is not None and own.prefetcher.busy
+
     def prefetch(self, shards: Sequence[int]) -> None:
         """Fetch these in the background, in this order, which is that of their next use.
 

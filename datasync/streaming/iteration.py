@@ -6,6 +6,7 @@ shards; each begins its plan at another place behind those it needs at once, so 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -135,8 +136,13 @@ class Samples:
                 yield from columns if isinstance(columns, list) else batches_of(columns, chunk.sizes)
                 continue
             marks = self._marks(chunk)
+            fetching = any(source.fetching for source in self._dataset.catalog.sources)
             first = 0
             for size in chunk.sizes:
+                if fetching:
+                    # Let the fetching threads have the GIL. A loop that only takes batches would keep it for
+                    # 5 ms each time, and between any two pieces of a download they would wait for it.
+                    time.sleep(0)
                 stop = first + size
                 batch = gather.take(places[first:stop])
                 if marks:

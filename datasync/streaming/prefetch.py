@@ -56,6 +56,11 @@ class Prefetcher:
                 thread.start()
             self._changed.notify_all()
 
+    @property
+    def busy(self) -> bool:
+        """Whether something is being fetched."""
+        return bool(self._running)
+
     def poke(self) -> None:
         """Room may have come free."""
         with self._changed:
