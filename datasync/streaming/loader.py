@@ -17,7 +17,6 @@ its own, which may leave samples out or make one of several, it counts what that
 
 from __future__ import annotations
 
-import multiprocessing.util
 import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -29,6 +28,7 @@ from datasync.streaming.collate import batch_length, collate_columns, collate_sa
 from datasync.streaming.dataset import StreamingDataset
 from datasync.streaming.decode import Decoder, pin
 from datasync.streaming.iteration import iterates_itself, reads_plainly
+from datasync.streaming.orphan import make_socket_folder
 from datasync.streaming.pack import Pack
 from datasync.streaming.reading import rows_of
 
@@ -223,23 +223,20 @@ class StreamingDataLoader(DataLoader[Any]):
         """The DataLoader that runs the workers; kept, since they may be persistent."""
         if self._inner is None:
             if self.num_workers:
-                _make_socket_folder()
+                _check_socket_folder()
             options = {name: getattr(self, name) for name in _INNER if hasattr(self, name)}
             shape = shape or {"batch_size": None, "collate_fn": _same}
             self._inner = DataLoader(batches, **shape, **options)
         return self._inner
 
 
-def _make_socket_folder() -> None:
-    """Make the temporary folder of the sockets that workers pass tensors on through.
-
-    Each worker would make one of its own, and leave it behind when it is ended with the main process. This
-    one is removed at exit.
+def _check_socket_folder() -> None:
+    """Make the folder of the workers' sockets.
 
     Raises:
         UsageError: A socket's name would be too long there; PyTorch would wait for ever.
     """
-    folder = multiprocessing.util.get_temp_dir()
+    folder = make_socket_folder()
     longest = len(os.fsencode(os.path.join(folder, "listener-12345678")))
     if longest >= _SOCKET_BYTES:
         raise UsageError(

@@ -123,6 +123,33 @@ def test_ctrl_c_leaves_no_process_thread_or_file(
     assert temp_files(tmp_path / "cache") == []
 
 
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGKILL])
+def test_a_trainer_that_is_ended_from_outside_leaves_no_worker_and_no_folder(
+    tmp_path: Path, temporary: Path, stop: signal.Signals
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", _JOB, str(tmp_path), "2", "1"],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(temporary)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    for _ in range(5):
+        assert process.stdout.readline() == "batch\n"
+    assert len(list(temporary.iterdir())) == 1  # of the workers' sockets
+    process.send_signal(stop)
+    process.communicate(timeout=30)
+    assert process.returncode == -stop
+    deadline = time.monotonic() + 5
+    while _group_lives(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _group_lives(process.pid)
+    assert list(temporary.iterdir()) == []
+
+
 def _group_lives(pid: int) -> bool:
     try:
         os.killpg(pid, 0)
