@@ -455,10 +455,9 @@ def _replication(
                 raise place.at("to").wrong(f"{twice} would be copied to twice", "name each place once")
     if found["source"] is not None:
         _check_cluster(found["source"], place.at("from"), clusters)
-        if found["source"] in found["to"]:
-            raise place.at("to").wrong(
-                f"{found['source']!r} is also the source", "take it out of one of them"
-            )
+        for cluster in found["to"]:
+            if _root(clusters[cluster]) == _root(clusters[found["source"]]):
+                raise place.at("to").wrong(f"{cluster!r} is also the source", "take it out of one of them")
     for key in ("metrics", "log"):
         if key in found:
             found[key] = _beside(base, found[key])

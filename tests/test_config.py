@@ -107,6 +107,11 @@ def test_everything_that_a_file_says_is_read(tmp_path: Path) -> None:
         ('[clusters.b]\nurl="x"\n[replication.n]\nto=["b", "b"]', "replication.n.to", "once"),
         ('[clusters.b]\nurl="x"\n[clusters.c]\nurl="./x/"\n[replication.n]\nto=["b", "c"]', "n.to", "once"),
         (
+            '[clusters.b]\nurl="x"\n[clusters.c]\nurl="./x/"\n[replication.n]\nfrom="c"\nto=["b"]',
+            "n.to",
+            "one of",
+        ),
+        (
             '[clusters.b]\nurl="x"\n[replication.n]\nto=["b"]\ndatasets=[]',
             "replication.n.datasets",
             "for all",

@@ -148,8 +148,13 @@ def _end(outcomes: list[Outcome], stop: Stop) -> None:
     from datasync.replicate import report
 
     # An error of the source is told once, not for each destination.
-    for text in dict.fromkeys(str(outcome.error) for outcome in outcomes if outcome.error is not None):
-        print(f"error: {text}", file=sys.stderr)
+    places: dict[tuple[str, str], list[str]] = {}
+    for outcome in outcomes:
+        if outcome.error is not None:
+            places.setdefault((outcome.name, str(outcome.error)), []).append(outcome.destination)
+    for (name, text), failed in places.items():
+        where = f"{name} → {', '.join(failed)}: " if len(outcomes) > 1 else ""
+        print(f"error: {where}{text}", file=sys.stderr)
     if stop.reason and stop.exit_code != 128 + signal.SIGINT:  # of that, the entry point tells
         print(f"stopped: {stop.reason}; run the same command again to continue", file=sys.stderr)
     code = report.exit_code(outcomes, stopped=stop.exit_code)

@@ -107,8 +107,9 @@ def parse(data: bytes, *, where: str) -> Receipt:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         if isinstance(error, FormatError):
             raise
+        why = f": {error}" if isinstance(error, ValueError) else ""  # others' words are about Python
         raise CorruptError(
-            f"{where} is damaged: it is not a receipt: {error}",
+            f"{where} is damaged: it is not a receipt{why}",
             mend="run datasync replicate or datasync repair: they write it anew",
         ) from error
 

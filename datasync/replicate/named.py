@@ -103,7 +103,7 @@ def named_whole(index: StoredFile) -> Named | None:
             found.files = _table([_batch(names, sizes, digests)]).to_batches()
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise FormatError(
-            f"{index.where} has an entry without a name, a size or a SHA-256: {error}",
+            f"{index.where} has an entry without a name, a size or a SHA-256",
             mend="write the dataset again",
         ) from error
     return found

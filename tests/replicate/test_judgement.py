@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 import time
 from dataclasses import replace
@@ -308,3 +309,11 @@ def test_a_dataset_whose_index_is_none_any_more_is_no_tree(tmp_path):
                 replicate(store, {"c": c}, name="emoji", options=QUICK)
     assert not list((tmp_path / "c").rglob("*.mds"))
     assert "damaged" in datasync("status", "emoji", cwd=tmp_path, check=3).stdout
+
+
+@pytest.mark.parametrize("content", [b"[]", b"3", b"{}", b'{"format": "x"}', b"{"])
+def test_a_receipt_that_is_none_is_told_without_the_words_of_the_program(tmp_path, content):
+    with pytest.raises(CorruptError, match="is not a receipt") as caught:
+        receipts.parse(content, where="b/receipt.json")
+    assert not re.search(r"indices|subscriptable|supported between|argument|'format'", str(caught.value))
+    assert "write it anew" in caught.value.mend

@@ -184,3 +184,16 @@ def test_a_dry_run_that_deleting_too_much_would_stop_says_so(tmp_path):
     done = datasync("replicate", "./g", "--to", "./b", "--delete", "--dry-run", cwd=tmp_path, check=1)
     assert "1 file · 1 B · it would fail" in done.stdout
     assert "may remove 10%" in done.stderr
+
+
+def test_of_several_copies_an_error_says_which_one_it_is_about(tmp_path):
+    (tmp_path / "datasync.toml").write_text("".join(f'[clusters.{n}]\nurl = "{n}"\n' for n in "bcd"))
+    write_tree(tmp_path / "x", {"f": b"1"})
+    for name in "bc":
+        (tmp_path / name).write_text("in the way")
+    done = datasync("replicate", "./x", "./gone", "--to", "b,c,d", cwd=tmp_path, check=1)
+    assert [line.split(": ")[:2] for line in done.stderr.splitlines() if line.startswith("error")] == [
+        ["error", "x → b"],
+        ["error", "x → c"],
+        ["error", "gone → b, c, d"],
+    ]
