@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import numbers
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from datasync.errors import UsageError
@@ -88,6 +89,20 @@ def check_order(
                 )
 
 
+def _check_curriculum(curriculum: Curriculum) -> None:
+    """Refuse what is no sequence of (whole number, numbers)."""
+    good = isinstance(curriculum, Sequence) and not isinstance(curriculum, str)
+    for phase in curriculum if good else ():
+        good = good and isinstance(phase, Sequence) and len(phase) == 2
+        good = good and isinstance(phase[0], numbers.Real) and float(phase[0]).is_integer()
+        good = good and isinstance(phase[1], Iterable) and all(isinstance(w, numbers.Real) for w in phase[1])
+    if not good:
+        raise UsageError(
+            f"`curriculum` is {curriculum!r}",
+            mend="give (first sample, weights of the streams) pairs, such as [(0, [0.9, 0.1])]",
+        )
+
+
 def plan_phases(chosen: Sequence[int], curriculum: Curriculum | None, *, lanes: int) -> list[list[int]]:
     """Samples of each stream in each phase.
 
@@ -101,6 +116,7 @@ def plan_phases(chosen: Sequence[int], curriculum: Curriculum | None, *, lanes: 
     """
     if curriculum is None:
         return [list(chosen)]
+    _check_curriculum(curriculum)
     total = sum(chosen)
     starts = [round(start / lanes) * lanes for start, _ in curriculum]
     if not starts or starts[0] != 0 or any(b <= a for a, b in pairwise(starts)):

@@ -108,19 +108,19 @@ def load_index(
     rounds = 0
     with kept.lock(timeout):
         while True:
-            failures: dict[str, DatasyncError] = {}
+            failures: list[tuple[str, DatasyncError]] = []  # two clusters may have buckets of one name
             tried: list[int] = []
             while (replica := replicas.pick(tried)) is not None:
                 tried.append(replica.number)
                 try:
                     index = within(timeout, lambda store=replica.store: kept.fetch(store))  # type: ignore[misc]
                 except DatasyncError as error:
-                    failures[replica.name] = error
+                    failures.append((replica.name, error))
                     replicas.bad(replica, error)
                 else:
                     replicas.good(replica, bytes=0, seconds=0.0)
                     return index, replica.number
-            passing = any(_can_pass(error) for error in failures.values())
+            passing = any(_can_pass(error) for _, error in failures)
             if passing:
                 cached = kept.read()
                 if cached is not None:
@@ -280,9 +280,9 @@ def _can_pass(error: DatasyncError) -> bool:
     return not isinstance(error, FormatError | CorruptError | NotFoundError | DeniedError)
 
 
-def _verdict(key: str, failures: dict[str, DatasyncError]) -> DatasyncError:
+def _verdict(key: str, failures: list[tuple[str, DatasyncError]]) -> DatasyncError:
     """The one failure, or one error for all of them."""
-    errors = list(failures.values())
+    errors = [error for _, error in failures]
     if len(errors) == 1:
         return errors[0]
     kind = next(
@@ -293,6 +293,6 @@ def _verdict(key: str, failures: dict[str, DatasyncError]) -> DatasyncError:
         ),
         TransientError,
     )
-    lines = "\n  ".join(f"{name}: {error.message}" for name, error in failures.items())
+    lines = "\n  ".join(f"{name}: {error.message}" for name, error in failures)
     mend = next((error.mend for error in errors if error.mend), "")
     return kind(f"{key} could not be read from any replica\n  {lines}", mend=mend)

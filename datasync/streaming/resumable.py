@@ -171,6 +171,7 @@ class Resumable:
                 this.skip_read(obj)
             return
         state = self._fitting(obj, accept)
+        self._check_place(state)
         seek = partial(self._position.seek, lanes=state.lanes, nodes=state.initial_nodes)
         seek(state.epoch, state.sample_in_epoch)
         if state.sample_in_epoch and self.is_over(state.epoch, state.sample_in_epoch):
@@ -215,6 +216,16 @@ class Resumable:
             return consumed >= self.epoch_size
         rest = self.epoch_order(epoch).samples - consumed
         return rest <= 0 or (rest < self.global_batch and self._leaves_out(rest))
+
+    def _check_place(self, state: State) -> None:
+        """Refuse a place behind the epoch by more than a batch: so many may its last one have repeated."""
+        most = self.epoch_size + max(self.global_batch or 0, state.global_batch)
+        if self.shuffle_algo == arguments.OUR_ALGORITHM and state.sample_in_epoch > most:
+            raise UsageError(
+                f"the saved state stands behind {state.sample_in_epoch:,} samples of an epoch "
+                f"of {self.epoch_size:,}",
+                mend="load what state_dict() returned; num_samples are those of one epoch",
+            )
 
     def pass_over(self, epoch: int) -> None:
         """Note that nothing was left of an epoch that was begun, so that the next one is in progress."""

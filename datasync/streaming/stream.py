@@ -81,6 +81,7 @@ class Stream:
         version: str | None = None,
     ) -> None:
         self.remote = remote
+        _check(split is None or isinstance(split, str), f"`split` is {split!r}", mend="give a folder's name")
         self.split = split or ""
         self.dataset = dataset
         self.clusters = [clusters] if isinstance(clusters, str) else clusters

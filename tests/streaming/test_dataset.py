@@ -512,6 +512,11 @@ def test_a_dataset_can_be_copied_and_pickled(remote, local):
         ({"download_timeout": 0}, "download_timeout"),
         ({"stream_name": "x"}, "stream_name"),
         ({"replication": 0}, "replication"),
+        ({"split": 1}, "split"),
+        ({"batch_size": 8, "curriculum": "x"}, "curriculum"),
+        ({"batch_size": 8, "curriculum": [(0, "abc")]}, "curriculum"),
+        ({"batch_size": 8, "curriculum": [(0.5, [1])]}, "curriculum"),
+        ({"batch_size": 8, "curriculum": [0, 1]}, "curriculum"),
     ],
 )
 def test_arguments_that_cannot_be_are_refused_by_name(remote, local, options, named):

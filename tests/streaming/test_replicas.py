@@ -291,6 +291,21 @@ def test_readers_in_many_threads_get_every_sample(tmp_path: Path) -> None:
     stream.close()
 
 
+def test_every_replica_that_failed_is_named_also_where_two_have_one_url(tmp_path: Path) -> None:
+    """Buckets of one name at two endpoints."""
+
+    def refusing(port: int):
+        def fault(key: str) -> None:
+            raise TransientError(f"nothing listens at {port}", mend="start it")
+
+        return fault
+
+    stores = [FaultyStore(tmp_path / "none", "s3://bucket/x", refusing(port)) for port in (8001, 8002)]
+    source = ShardSource(replicas=stores, local=tmp_path / "local", download_retry=0, download_timeout=0.2)
+    with pytest.raises(TransientError, match=r"(?s)nothing listens at 8001.*nothing listens at 8002"):
+        _ = source.index
+
+
 def test_a_replica_whose_index_hangs_does_not_hold_up_the_others(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(module, "_cool_off", lambda error: (0.0, 0.0))
     make_dataset(tmp_path / "remote")

@@ -322,6 +322,15 @@ def test_a_state_that_is_none_is_refused(build, broken):
         made.load_state_dict(state)
 
 
+def test_a_place_far_behind_the_epoch_is_refused(build):
+    state = build().state_dict()
+    with pytest.raises(UsageError, match=r"behind 1,000,000,000 samples of an epoch of 800"):
+        build().load_state_dict({**state, "sample_in_epoch": 10**9})
+    made = build()
+    made.load_state_dict({**state, "sample_in_epoch": 816})
+    assert made.next_epoch == 1, "its last batch had repeats, and who counted has counted them"
+
+
 def test_a_state_is_small_and_plain(build):
     state = build().state_dict(24, True)
     assert len(json.dumps(state)) < 1000
