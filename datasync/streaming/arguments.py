@@ -36,6 +36,12 @@ def check_count(name: str, value: int | None, *, least: int) -> None:
         raise UsageError(f"`{name}` is {value}", mend=f"give a number of at least {least}")
 
 
+def check_flag(name: str, value: object) -> None:
+    """Refuse what is neither true nor false, such as the word "false"; None is no value and passes."""
+    if value is not None and value not in (True, False):
+        raise UsageError(f"`{name}` is {value!r}", mend="give True or False")
+
+
 def check_order(
     *,
     sampling_method: str,

@@ -18,6 +18,7 @@ from datasync.streaming.permute import Ints
 from datasync.streaming.plan import split_ids
 from datasync.streaming.stats import Stats
 from datasync.streaming.stream import Stream
+from shards.mds import Shard
 
 # Columns whose decoding costs more than moving them, by the beginning of their encoding's name.
 _COSTLY = ("jpeg", "png", "pil", "list[")
@@ -75,6 +76,26 @@ class Catalog:
         """Shards of all streams."""
         return len(self.samples_per_shard)
 
+    def open(self, shard: int) -> Shard:
+        """A shard by its number among all streams', fetched if it is not in the cache."""
+        stream = self.stream_of(shard)
+        return self.sources[stream].open(shard - int(self.first_shard[stream]))
+
+    def prefetch(self, shard: int) -> None:
+        """Let the same be fetched in the background."""
+        stream = self.stream_of(shard)
+        self.sources[stream].prefetch([shard - int(self.first_shard[stream])])
+
+    def stream_of(self, shard: int) -> int:
+        """Which stream a shard is of.
+
+        Raises:
+            IndexError: There is no such shard.
+        """
+        if not 0 <= shard < self.shards:
+            raise IndexError(f"there are {self.shards:,} shards, none is number {shard}")
+        return int(np.searchsorted(self.first_shard, shard, side="right")) - 1
+
     def locate(self, samples: Ints) -> tuple[Ints, Ints, Ints]:
         """Stream, shard in the stream and row in the shard of sample numbers."""
         return split_ids(samples, bounds=self.bounds, first_shard=self.first_shard)
@@ -115,3 +136,31 @@ class Catalog:
         """Stop background threads and let go of open shards."""
         for source in self.sources:
             source.close()
+
+
+class Shards(Sequence[Shard]):
+    """The shards of all streams by number, each opened, and fetched before, when it is asked for."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+
+    def __len__(self) -> int:
+        return self._catalog.shards
+
+    def __getitem__(self, shard: Any) -> Any:
+        if isinstance(shard, slice):
+            return [self[number] for number in range(*shard.indices(len(self)))]
+        return self._catalog.open(int(shard) + len(self) if shard < 0 else int(shard))
+
+
+class Spanner:
+    """Sample number -> its shard among all streams', and its row in the shard."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._bounds = catalog.bounds
+
+    def __getitem__(self, sample: int) -> tuple[int, int]:
+        if not 0 <= sample < self._bounds[-1]:
+            raise IndexError(f"there are {self._bounds[-1]:,} samples, none at {sample}")
+        shard = int(np.searchsorted(self._bounds, sample, side="right")) - 1
+        return shard, int(sample - self._bounds[shard])

@@ -17,15 +17,17 @@ from collections.abc import Collection, Iterator, Sequence
 from math import ceil
 from typing import Any
 
+import numpy as np
 from torch.utils.data import IterableDataset
 
 from datasync.errors import UsageError
 from datasync.streaming import arguments
 from datasync.streaming.array import Array
-from datasync.streaming.catalog import Catalog
+from datasync.streaming.catalog import Catalog, Shards, Spanner
 from datasync.streaming.epoch import EpochOrder, EpochSettings, check_ranks, piece_bounds
 from datasync.streaming.iteration import Samples, generation_of
 from datasync.streaming.order import SHARDS_HELD, OrderSettings, default_lanes
+from datasync.streaming.permute import Ints
 from datasync.streaming.plan import LanePlan, ListPlan, Plan
 from datasync.streaming.position import Position
 from datasync.streaming.resumable import Resumable
@@ -146,6 +148,15 @@ class StreamingDataset(Resumable, Array, IterableDataset[dict[str, Any]]):
             tail=tail,
             curriculum=curriculum,
         )
+        flags = {
+            "shuffle": shuffle,
+            "keep_zip": keep_zip,
+            "allow_unsafe_types": allow_unsafe_types,
+            "uneven": uneven,
+            "sample_ids": sample_ids,
+        }
+        for name, value in flags.items():
+            arguments.check_flag(name, value)
         self.predownload = predownload
         self.sampling_method = sampling_method
         self.sampling_granularity = sampling_granularity
@@ -245,6 +256,38 @@ class StreamingDataset(Resumable, Array, IterableDataset[dict[str, Any]]):
     def size(self) -> int:
         """Samples of all streams, each counted once."""
         return self.num_samples
+
+    @property
+    def shards(self) -> Shards:
+        """The shards by number; asking for one opens it, and fetches it if it is not in the cache."""
+        return Shards(self.catalog)
+
+    @property
+    def spanner(self) -> Spanner:
+        """Sample number -> number of its shard, and its row there."""
+        return Spanner(self.catalog)
+
+    @property
+    def stream_per_shard(self) -> Ints:
+        """Which stream each shard is of."""
+        return np.repeat(np.arange(self.num_streams), self.shards_per_stream)
+
+    @property
+    def sample_offset_per_shard(self) -> Ints:
+        """Number of the first sample of each shard."""
+        return self.catalog.bounds[:-1]
+
+    def prepare_shard(self, shard_id: int, blocking: bool = True) -> None:
+        """Fetch a shard if it is not in the cache, or let it be fetched while the caller goes on."""
+        if blocking:
+            self.catalog.open(shard_id)
+        else:
+            self.catalog.prefetch(shard_id)
+
+    @property
+    def initial_physical_nodes(self) -> int | None:
+        """Nodes that the run began with, where a state that was loaded says so."""
+        return self._position.initial_nodes or None
 
     def __len__(self) -> int:
         """Samples of an epoch on this rank, for the DataLoader."""

@@ -18,7 +18,7 @@ import numpy as np
 from datasync.config import Config
 from datasync.errors import NotFoundError, UsageError
 from datasync.storage import Store
-from datasync.streaming.arguments import check_count
+from datasync.streaming.arguments import check_count, check_flag
 from datasync.streaming.fetch import ShardSource
 from datasync.streaming.permute import Ints
 from datasync.streaming.stats import Stats
@@ -94,6 +94,7 @@ class Stream:
         self._local = None if local is None else os.path.expanduser(local)
         self._check_place()
         check_count("download_retry", download_retry, least=0)
+        check_flag("keep_zip", keep_zip)
         _check_number("download_timeout", download_timeout)
         _check(
             download_timeout != 0,

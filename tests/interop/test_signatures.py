@@ -134,3 +134,30 @@ def test_a_registered_class_of_streams_is_made_from_the_arguments(remote, tmp_pa
     assert isinstance(made.streams[0], Noted)
     assert made.streams[0].note == "x"
     assert made.num_samples == 60
+
+
+def test_what_subclasses_of_theirs_read_is_there_and_the_same(remote, tmp_path):
+    other = str(write_dataset(tmp_path / "other", 50, first=1000))
+
+    def made(library):
+        return library.StreamingDataset(
+            streams=[library.Stream(local=remote), library.Stream(local=other)], batch_size=5
+        )
+
+    theirs, ours = made(streaming), made(datasync)
+    for name in ("samples_per_shard", "stream_per_shard", "sample_offset_per_shard", "shards_per_stream"):
+        assert getattr(ours, name).tolist() == getattr(theirs, name).tolist(), name
+    assert len(ours.shards) == len(theirs.shards) == ours.num_shards > 3
+    assert ours.initial_physical_nodes is theirs.initial_physical_nodes is None
+    for sample in range(110):
+        shard, row = ours.spanner[sample]
+        assert (shard, row) == theirs.spanner[sample]
+        ours.prepare_shard(shard)
+        theirs.prepare_shard(shard)
+        assert ours.shards[shard][row]["id"] == theirs.shards[shard][row]["id"] == ours[sample]["id"]
+    ours.prepare_shard(0, False)
+    for library in (ours, theirs):
+        with pytest.raises(IndexError):
+            library.spanner[110]
+    with pytest.raises(IndexError):
+        ours.prepare_shard(ours.num_shards)

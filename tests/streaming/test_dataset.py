@@ -513,6 +513,8 @@ def test_a_dataset_can_be_copied_and_pickled(remote, local):
         ({"stream_name": "x"}, "stream_name"),
         ({"replication": 0}, "replication"),
         ({"split": 1}, "split"),
+        ({"shuffle": "false"}, "shuffle"),
+        ({"keep_zip": "no"}, "keep_zip"),
         ({"batch_size": 8, "curriculum": "x"}, "curriculum"),
         ({"batch_size": 8, "curriculum": [(0, "abc")]}, "curriculum"),
         ({"batch_size": 8, "curriculum": [(0.5, [1])]}, "curriculum"),
