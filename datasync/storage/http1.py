@@ -47,6 +47,7 @@ _LONGEST_LINE = 64 << 10
 _MOST_HEADERS = 200
 _NO_BODY = (204, 304)
 _LAST_DATA_RECEIVED, _LAST_ACK_RECEIVED = 52, 56  # bytes into Linux's struct tcp_info, in milliseconds
+_BYTES_ACKED = 120  # and of those received, behind them
 
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 os.register_at_fork(after_in_child=_pools.clear)  # their connections are the parent's
@@ -220,6 +221,7 @@ class _Connection:
         self.file = io.BufferedReader(raw, _READ_AHEAD)
         self.used = time.monotonic()
         self.fresh = True
+        self._moved, self._moved_at = (-1, -1), 0.0  # bytes that went and came, when looked at last
 
     def is_stale(self) -> bool:
         """Whether an idle connection was closed by the server, or soon will be."""
@@ -240,13 +242,19 @@ class _Connection:
                 _block(self.sock, seconds)
 
     def silent_seconds(self) -> float:
-        """How long nothing has come, as the kernel tells; 0 where it does not."""
+        """How long nothing has come and nothing was taken, as the kernel tells; 0 where it does not."""
         if not sys.platform.startswith("linux"):
             return 0.0
-        info = self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 64)
+        info = self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
         places = (_LAST_DATA_RECEIVED, _LAST_ACK_RECEIVED)
         found: float = min(struct.unpack_from("@I", info, place)[0] for place in places) / 1000
-        return found
+        if len(info) < 136:
+            return found
+        # A full server that has stopped still answers when it is asked for room, so what was taken counts.
+        moved, now = struct.unpack_from("@QQ", info, _BYTES_ACKED), time.monotonic()
+        if moved != self._moved:
+            self._moved, self._moved_at = moved, now - found
+        return now - self._moved_at
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

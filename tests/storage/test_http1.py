@@ -154,6 +154,35 @@ def test_a_silent_server_is_a_timeout() -> None:
             _get(pool)
 
 
+def test_a_server_that_has_stopped_taking_a_body_is_silent_though_its_kernel_answers() -> None:
+    """Full buffers are asked for room again and again, and each time there is an acknowledgement."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        pool = Pool(Origin("http", *listening.getsockname()), stall_seconds=60)
+        ended: list[BaseException] = []
+
+        def put() -> None:
+            try:
+                with pool.exchange("PUT", "/x", {}, bytes(32 << 20)):
+                    pass
+            except OSError as error:
+                ended.append(error)
+
+        thread = threading.Thread(target=put)
+        thread.start()
+        time.sleep(1.0)
+        began = time.monotonic()
+        while thread.is_alive() and time.monotonic() - began < 20:
+            pool.cut_silent(2.0)
+            thread.join(0.1)
+        took = time.monotonic() - began
+        pool.close()
+    thread.join(70)
+    assert len(ended) == 1
+    assert took < 3.5
+
+
 def test_a_refusal_before_the_whole_body_was_sent_is_read() -> None:
     """The server answers and closes while a large body is still on its way."""
     refusal = b"HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\nConnection: close\r\n\r\nno"
