@@ -264,7 +264,8 @@ def _without_index(store: Store, blank: Place, *, is_home: bool) -> Place:
 def _around(store: Store, prefix: str) -> Iterator[ObjectInfo]:
     """The first object of a place, and the first one after a prefix."""
     yield from islice(store.list(), 1)
-    yield from islice(store.list(after=f"{prefix}\U0010ffff"), 1)
+    # '0' follows '/': the next key is the first one after everything below this folder.
+    yield from islice(store.list(after=f"{prefix.rstrip('/')}0"), 1)
 
 
 def _with_receipt(
