@@ -417,10 +417,15 @@ def _same_folder(store: Store, local: Path) -> bool:
 
 
 def _check_folder(folder: Path) -> None:
-    """Refuse a cache that cannot be, since there is a file in its way."""
+    """Refuse a cache that cannot be, since there is a file in its way, or its name is too long."""
     for place in (folder, *folder.parents):
-        if place.is_dir():
-            return
+        try:
+            if place.is_dir():
+                return
+        except OSError as error:
+            raise UsageError(
+                f"the cache folder {folder} cannot be: {error.strerror}", mend="name another folder"
+            ) from error
         if os.path.lexists(place) and not place.is_symlink():
             raise UsageError(
                 f"the cache folder {folder} cannot be: {place} is a file", mend="name another folder"

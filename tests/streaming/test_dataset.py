@@ -513,6 +513,7 @@ def test_a_dataset_can_be_copied_and_pickled(remote, local):
         ({"stream_name": "x"}, "stream_name"),
         ({"replication": 0}, "replication"),
         ({"split": 1}, "split"),
+        ({"local": "x" * 300}, "too long"),
         ({"shuffle": "false"}, "shuffle"),
         ({"keep_zip": "no"}, "keep_zip"),
         ({"batch_size": 8, "curriculum": "x"}, "curriculum"),
@@ -523,7 +524,7 @@ def test_a_dataset_can_be_copied_and_pickled(remote, local):
 )
 def test_arguments_that_cannot_be_are_refused_by_name(remote, local, options, named):
     with pytest.raises(ValueError, match=named):
-        StreamingDataset(remote=remote, local=local, **options)
+        StreamingDataset(**{"remote": remote, "local": local, **options})
 
 
 def test_places_and_weights_that_exclude_each_other_are_refused(remote, local):
