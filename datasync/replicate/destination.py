@@ -251,23 +251,28 @@ def make_plan(destination: Destination, catalog: Catalog, *, deletes: bool = Fal
     return plan
 
 
-def check_origin(place: str, receipt: Receipt | None, catalog: Catalog, *, implied: bool) -> None:
+def check_origin(
+    place: str, receipt: Receipt | None, catalog: Catalog, *, akin: frozenset[tuple[str, str]] | None
+) -> None:
     """Leave the copy of something else alone.
 
     Args:
         place (str): The destination, for people.
         receipt (Receipt | None): Its newest.
         catalog (Catalog): What is to be copied there.
-        implied (bool): The name at the destination is only the last part of a path.
+        akin (frozenset | None): As in `Options`.
 
     Raises:
         UsageError: A tree would come over a dataset or the reverse, or, under a name that nobody gave, what
             is at another place.
     """
-    if receipt is None or (receipt.source["endpoint"], receipt.source["url"]) == identity(catalog.store):
+    if receipt is None:
+        return
+    source = receipt.source["endpoint"], receipt.source["url"]
+    if source == identity(catalog.store):
         return
     other_kind = (receipt.kind == TREE) != (catalog.kind == TREE)
-    if not (other_kind or implied):
+    if not other_kind and (akin is None or source in akin):
         return
     what = "the tree" if receipt.kind == TREE else "the dataset"
     raise UsageError(

@@ -45,8 +45,9 @@ class Options:
         lease_seconds (float): Time to live of the leases. Default: ``60``.
         quiet (bool): No progress. Default: ``False``.
         engine (str): ``local``, or ``ray``: spread over the nodes of a Ray cluster. Default: ``local``.
-        implied (bool): The name is the last part of a path, so a copy of that name may be one of something
-            else, which is left alone. Default: ``False``.
+        akin (frozenset | None): Identities of the places that hold the same, where the name is only the last
+            part of a path: a copy from elsewhere is one of something else, and is left alone. Default:
+            ``None``, anywhere.
     """
 
     as_tree: bool = False
@@ -59,7 +60,7 @@ class Options:
     lease_seconds: float = TTL_SECONDS
     quiet: bool = False
     engine: str = "local"
-    implied: bool = False
+    akin: frozenset[tuple[str, str]] | None = None
 
     def __post_init__(self) -> None:
         if self.verify not in ("stored", "full"):

@@ -99,7 +99,9 @@ def _replicate(
 ) -> Iterator[Outcome]:
     if options.require_signature is None and target.require_signature is not None:
         options = replace(options, require_signature=target.require_signature)
-    options = replace(options, implied=target.implied)
+    if target.implied:
+        places = (target.source, *target.to.values(), *target.fallbacks)
+        options = replace(options, akin=frozenset(map(identity, places)))
     if not relay or len(target.to) < 2:
         yield from _fed(target, target.to, options, stop)
         return

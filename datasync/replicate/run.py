@@ -194,7 +194,7 @@ class _Run:
             outcome = self._describe(place, catalog)
             try:
                 receipt = receipts.read(store)
-                check_origin(place, receipt, catalog, implied=self.options.implied)
+                check_origin(place, receipt, catalog, akin=self.options.akin)
                 learn(catalog, store, receipt)
                 plan = compared(catalog, store, receipt, {})
                 outcome.to_compare = in_doubt(store, plan)
@@ -252,7 +252,7 @@ class _Run:
             self.progress[destination.name] = self.shown.enter_context(progress)
 
     def _plan(self, destination: Destination, catalog: Catalog) -> None:
-        check_origin(destination.name, destination.receipt, catalog, implied=self.options.implied)
+        check_origin(destination.name, destination.receipt, catalog, akin=self.options.akin)
         plan = make_plan(destination, catalog, deletes=self.options.delete)
         outcome = self.outcomes[destination.name]
         outcome.to_copy, outcome.to_copy_bytes, outcome.tally = (

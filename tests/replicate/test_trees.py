@@ -197,3 +197,14 @@ def test_of_several_copies_an_error_says_which_one_it_is_about(tmp_path):
         ["error", "x → c"],
         ["error", "gone → b, c, d"],
     ]
+
+
+def test_what_was_fed_by_another_destination_is_the_same_tree(tmp_path):
+    (tmp_path / "datasync.toml").write_text("".join(f'[clusters.{n}]\nurl = "{n}"\n' for n in "bc"))
+    write_tree(tmp_path / "x", {"f": b"1"})
+    datasync("replicate", "./x", "--to", "b", cwd=tmp_path)
+    datasync("replicate", "b:x", "--to", "c", cwd=tmp_path)
+    assert receipts.read(LocalStore(tmp_path / "c" / "x")).source["url"] == str(tmp_path / "b" / "x")
+    write_tree(tmp_path / "x", {"g": b"2"})
+    datasync("replicate", "./x", "--to", "c", cwd=tmp_path)
+    assert data_of(LocalStore(tmp_path / "c" / "x")) == {"f": b"1", "g": b"2"}
