@@ -55,6 +55,8 @@ def _what(outcome: Outcome, cost_per_gib: float) -> str:
         return " · ".join(parts)
     if outcome.state == FAILED and not outcome.to_copy:  # it may have failed before anything was compared
         return "failed, not published"
+    if outcome.state == STOPPED and not outcome.to_copy:
+        return "stopped, not published; run again to continue"
     parts = [
         f"{tally.copied:,} copied ({format_bytes(tally.copied_bytes)}) in {format_seconds(outcome.seconds)},"
         f" {have + len(tally.adopted):,} already there"

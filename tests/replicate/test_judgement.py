@@ -15,7 +15,7 @@ from datasync.errors import BusyError, CorruptError, FormatError
 from datasync.ops import receipts
 from datasync.ops.judgement import fault
 from datasync.ops.status import is_here, wait
-from datasync.replicate import replicate
+from datasync.replicate import Outcome, replicate, report
 from datasync.replicate.lease import held
 from datasync.replicate.repair import repair
 from datasync.replicate.verify import verify
@@ -317,3 +317,10 @@ def test_a_receipt_that_is_none_is_told_without_the_words_of_the_program(tmp_pat
         receipts.parse(content, where="b/receipt.json")
     assert not re.search(r"indices|subscriptable|supported between|argument|'format'", str(caught.value))
     assert "write it anew" in caught.value.mend
+
+
+def test_a_place_that_was_never_asked_is_not_said_to_have_everything():
+    outcome = Outcome(
+        name="x", source="a", destination="c", url="c", kind="tree", state="stopped", objects=6, bytes=60
+    )
+    assert report.line(outcome).endswith("6 files · 60 B · stopped, not published; run again to continue")
