@@ -58,7 +58,7 @@ class Gather:
         used, at = np.unique(number, return_index=True)
         by_use = np.argsort(at)
         wanted = [(int(chunk.stream[i]), int(chunk.shard[i])) for i in at[by_use].tolist()]
-        self._tables = []
+        self.release()
         for stream, shard in wanted:
             self._sources[stream].open(shard)
         # Now all at once, if they are still open: where room is short, each is let go for the next one.
@@ -67,7 +67,7 @@ class Gather:
             opened = self._sources[stream].opened(shard)
             cells = None if opened is None else opened.cells
             if opened is None or cells is None or not self._fits(opened, cells):
-                self._tables = []
+                self.release()
                 return None
             self._tables.append(cells)
             self._begin[place] = _address(cells[0])
@@ -94,6 +94,10 @@ class Gather:
                 items[first : first + step] = column.window[places[first : first + step]]
             taken[column.name] = column.decode(out)
         return taken
+
+    def release(self) -> None:
+        """Let go of the shards; their places are no longer to be looked up."""
+        self._tables = []
 
     def _fits(self, shard: Shard, cells: list[Array]) -> bool:
         """Whether the shard has the columns of those before; the first one makes them."""

@@ -7,7 +7,7 @@ shards; each begins its plan at another place behind those it needs at once, so 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -72,6 +72,10 @@ class Samples:
             self._plan = dataset.plan(self.epoch, self.offset)
         self._items = self._packs() if packs else self._batches(skip) if batches else self._samples(skip)
 
+    def close(self) -> None:
+        """Give nothing more, and let go of the shards that are held for what would have come next."""
+        self._items.close()
+
     def __iter__(self) -> Samples:
         return self
 
@@ -107,7 +111,7 @@ class Samples:
             read=self._read,
         )
 
-    def _samples(self, skip: int) -> Iterator[Any]:
+    def _samples(self, skip: int) -> Generator[Any, None, None]:
         dataset, size = self._dataset, max(1, self._dataset.rank_batch_size)
         first, skip = divmod(skip, size)
         by_number = not reads_plainly(dataset)
@@ -126,32 +130,35 @@ class Samples:
                     sample = {**sample, **{name: values[i] for name, values in marks.items()}}
                 yield sample
 
-    def _batches(self, skip: int) -> Iterator[Any]:
+    def _batches(self, skip: int) -> Generator[Any, None, None]:
         gather = self._gather
-        for chunk in self._chunks(skip, _most(self._dataset)):
-            places = gather.places(chunk)
-            if places is None:
-                columns = self._columns(chunk)
+        try:
+            for chunk in self._chunks(skip, _most(self._dataset)):
+                places = gather.places(chunk)
+                if places is None:
+                    columns = self._columns(chunk)
+                    self._count_copies()
+                    yield from columns if isinstance(columns, list) else batches_of(columns, chunk.sizes)
+                    continue
+                marks = self._marks(chunk)
+                fetching = any(source.fetching for source in self._dataset.catalog.sources)
+                first = 0
+                for size in chunk.sizes:
+                    if fetching:
+                        # Let the fetching threads have the GIL. A loop that only takes batches would keep it
+                        # for 5 ms each time, and between any two pieces of a download they would wait for it.
+                        time.sleep(0)
+                    stop = first + size
+                    batch = gather.take(places[first:stop])
+                    if marks:
+                        batch |= {name: values[first:stop] for name, values in marks.items()}
+                    yield batch
+                    first = stop
                 self._count_copies()
-                yield from columns if isinstance(columns, list) else batches_of(columns, chunk.sizes)
-                continue
-            marks = self._marks(chunk)
-            fetching = any(source.fetching for source in self._dataset.catalog.sources)
-            first = 0
-            for size in chunk.sizes:
-                if fetching:
-                    # Let the fetching threads have the GIL. A loop that only takes batches would keep it for
-                    # 5 ms each time, and between any two pieces of a download they would wait for it.
-                    time.sleep(0)
-                stop = first + size
-                batch = gather.take(places[first:stop])
-                if marks:
-                    batch |= {name: values[first:stop] for name, values in marks.items()}
-                yield batch
-                first = stop
-            self._count_copies()
+        finally:
+            gather.release()
 
-    def _packs(self) -> Iterator[tuple[Any, list[int]]]:
+    def _packs(self) -> Generator[tuple[Any, list[int]], None, None]:
         gather = self._gather
         for chunk in self._planned(self._plan.packs(most=_most(self._dataset))):
             places = gather.places(chunk)
@@ -159,6 +166,7 @@ class Samples:
                 columns = self._columns(chunk)
             else:
                 columns = gather.take_into(places, self._buffers.take) | self._marks(chunk)
+                gather.release()
             if isinstance(columns, dict):
                 gather.bytes_copied += _bytes_of_arrays(columns)  # to the rank's process
             self._count_copies()

@@ -17,6 +17,7 @@ its own, which may leave samples out or make one of several, it counts what that
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -212,7 +213,8 @@ class StreamingDataLoader(DataLoader[Any]):
             batches = decoder.batches(_rows(dataset, decoder, least, self.filter))
             yield from map(pin, batches) if self.pin_memory else batches
         elif self.num_workers == 0 and not self.pin_memory:
-            yield from map(_collated, _long_enough(dataset.samples(batches=True), least))
+            with contextlib.closing(dataset.samples(batches=True)) as samples:
+                yield from map(_collated, _long_enough(samples, least))
         elif decoder is not None:
             yield from _given(iter(self._inner_loader(_Decoded(dataset, decoder, least, self.filter))))
         else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -125,3 +127,17 @@ def test_copies_are_counted(remote, tmp_path, workers, copies):
         given += sum(values.nbytes for values in batch.values())
     assert given == 700 * SAMPLE_BYTES
     assert dataset.stats.total()["bytes_copied"] == copies * given
+
+
+def test_a_loop_that_was_left_keeps_no_shard_open(remote, tmp_path):
+    dataset = StreamingDataset(remote=remote, local=str(tmp_path / "cache"), shuffle=True, batch_size=10)
+
+    def mapped():
+        return Path("/proc/self/maps").read_text().count(str(tmp_path / "cache"))
+
+    batches = iter(StreamingDataLoader(dataset, batch_size=10))
+    next(batches)
+    assert mapped() > 0
+    batches.close()
+    dataset.close()
+    assert mapped() == 0
