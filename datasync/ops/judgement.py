@@ -18,12 +18,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from datasync.errors import CorruptError, DatasyncError, DeniedError, FormatError, NotFoundError
+from datasync.errors import (
+    ConflictError,
+    CorruptError,
+    DatasyncError,
+    DeniedError,
+    FormatError,
+    NotFoundError,
+)
 from datasync.ops.receipts import Receipt
 from datasync.ops.signatures import check_digest
 from datasync.replicate.catalog import tag_of
 from datasync.replicate.layout import INDEX, manifest_key, signature_key
-from datasync.replicate.manifests import ManifestFile
+from datasync.replicate.manifests import ManifestFile, StoredFile
 from datasync.replicate.retry import retrying
 from datasync.storage.base import ObjectInfo, Store
 from datasync.storage.retry import inheriting
@@ -104,9 +111,9 @@ def index_fault(store: Store, receipt: Receipt) -> str | None:
     if is_same(store, info, receipt.index):
         return None
     try:
-        found = hashlib.sha256(retrying(lambda: store.read(INDEX))).hexdigest()
-    except NotFoundError:
-        return f"{INDEX} is missing"
+        found = StoredFile.open(store, INDEX, info=info).sha256()
+    except (NotFoundError, ConflictError):
+        return f"{INDEX} goes away or is replaced while it is looked at"
     if found != receipt.index["sha256"]:
         return f"{INDEX} has sha256 {found}, the receipt says {receipt.index['sha256']}"
     return None

@@ -49,6 +49,7 @@ HOME, WHOLE, OUTDATED, PARTIAL, ABSENT, FOREIGN, UNKNOWN = (
 )
 
 _LAST_LOOK_SECONDS = 1.0
+_PUBLICATION_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +212,14 @@ def _place(
                 public,
                 is_home=name in config.datasets and config.datasets[name].home == cluster,
             )
-        return _with_receipt(store, receipt, blank, head, public)
+        place = _with_receipt(store, receipt, blank, head, public)
+        if place.state == DAMAGED and receipt.whole:
+            # An index is published a moment before its receipt.
+            time.sleep(_PUBLICATION_SECONDS)
+            newest = receipts.read(store)
+            if newest is not None and newest != receipt:
+                place = _with_receipt(store, newest, blank, head, public)
+        return place
     except (FormatError, CorruptError) as error:
         return _with(blank, state=DAMAGED, error=error.message)
     except DatasyncError as error:

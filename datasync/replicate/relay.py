@@ -195,7 +195,7 @@ def _rates(places: Mapping[str, Store]) -> Mapping[tuple[str, str], float]:
     found: dict[tuple[str, str], float] = {}
     for place, store in places.items():
         try:
-            earlier = receipts.read_all(store)
+            earlier = receipts.read_all(store, damaged_too=True)
         except NotFoundError:
             continue
         except DatasyncError as error:  # of a place that is dead, its own turn will tell

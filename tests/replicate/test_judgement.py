@@ -11,10 +11,11 @@ from dataclasses import replace
 
 import pytest
 
+from datasync.config import Config
 from datasync.errors import BusyError, CorruptError, FormatError
 from datasync.ops import receipts
 from datasync.ops.judgement import fault
-from datasync.ops.status import is_here, wait
+from datasync.ops.status import is_here, status, wait
 from datasync.replicate import Outcome, replicate, report
 from datasync.replicate.lease import held
 from datasync.replicate.repair import repair
@@ -324,3 +325,23 @@ def test_a_place_that_was_never_asked_is_not_said_to_have_everything():
         name="x", source="a", destination="c", url="c", kind="tree", state="stopped", objects=6, bytes=60
     )
     assert report.line(outcome).endswith("6 files · 60 B · stopped, not published; run again to continue")
+
+
+def test_a_copy_that_is_being_published_is_not_called_damaged(tmp_path):
+    source, b = LocalStore(tmp_path / "a" / "emoji"), LocalStore(tmp_path / "b" / "emoji")
+    config = tmp_path / "datasync.toml"
+    config.write_text('[clusters.b]\nurl = "b"\n')
+    make_dataset(source)
+    replicate(source, {"b": b}, name="emoji", options=QUICK)
+    before = b.read(RECEIPT)
+    make_dataset(source, seed="new")
+    (outcome,) = replicate(source, {"b": b}, name="emoji", options=QUICK)
+    after = b.read(RECEIPT)
+    b.write(RECEIPT, before)  # as it is for an instant: the index is there, its receipt is not
+    timer = threading.Timer(0.3, b.write, (RECEIPT, after))
+    timer.start()
+    try:
+        places, _ = status(Config.load(config), ["emoji"])
+    finally:
+        timer.join()
+    assert [(place.state, place.version) for place in places] == [("whole", outcome.version)]
