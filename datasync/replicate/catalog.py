@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 DATASET, MDS, TREE = "dataset", "mds", "tree"
 _CHANGED = "|changed:"
 _BATCH = 65_536
-_HELD_INDEX_BYTES = 64 << 20  # one PUT; a hundred thousand shards
 
 
 @dataclass(slots=True, kw_only=True)
@@ -150,9 +149,7 @@ def describe(
         info = retrying(lambda: store.stat(INDEX), seconds=retry_seconds)
     except NotFoundError:
         return _tree(store, name, retry_seconds)
-    index = StoredFile.open(
-        store, INDEX, info=info, held_bytes=_HELD_INDEX_BYTES, retry_seconds=retry_seconds
-    ).spooled()
+    index = StoredFile.open(store, INDEX, info=info, retry_seconds=retry_seconds).spooled()
     found = named(index)
     if found is None:
         return _tree(store, name, retry_seconds, other_index=True)

@@ -52,28 +52,16 @@ class StoredFile:
 
     @classmethod
     def open(
-        cls,
-        store: Store,
-        key: str,
-        *,
-        info: ObjectInfo | None = None,
-        held_bytes: int | None = None,
-        retry_seconds: float = RETRY_SECONDS,
+        cls, store: Store, key: str, *, info: ObjectInfo | None = None, retry_seconds: float = RETRY_SECONDS
     ) -> Self:
-        """The file at a store.
-
-        Args:
-            store (Store), key (str): Where it is.
-            info (ObjectInfo | None): What is known of it already.
-            held_bytes (int | None): The largest size that is held in memory. Default: ``HELD_BYTES``.
-            retry_seconds (float): How long a failing store is tried. Default: ``120``.
+        """The file at a store; `info` is what is known of it already.
 
         Raises:
             NotFoundError: It is not there.
         """
         info = info or retrying(lambda: store.stat(key), seconds=retry_seconds)
         where = f"{store.url}/{key}"
-        if info.bytes > (HELD_BYTES if held_bytes is None else held_bytes):
+        if info.bytes > HELD_BYTES:
             return cls(where=where, bytes=info.bytes, store=store, key=key, etag=info.etag)
         data = retrying(lambda: store.read(key, etag=info.etag), seconds=retry_seconds)
         return cls(where=where, bytes=len(data), data=data)

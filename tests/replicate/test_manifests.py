@@ -8,7 +8,7 @@ import pytest
 
 from datasync.errors import ConflictError, FormatError, NotFoundError
 from datasync.ops import receipts
-from datasync.replicate import catalog, manifests, replicate
+from datasync.replicate import manifests, replicate
 from datasync.replicate.layout import INDEX
 from datasync.replicate.manifests import ManifestFile, StoredFile
 from datasync.storage.local import LocalStore
@@ -23,7 +23,6 @@ def entries(count: int) -> list[ManifestEntry]:
 @pytest.fixture(autouse=True)
 def everything_is_large(monkeypatch):
     monkeypatch.setattr(manifests, "HELD_BYTES", 100)
-    monkeypatch.setattr(catalog, "_HELD_INDEX_BYTES", 100)
 
 
 def test_it_is_read_in_batches_and_not_whole(tmp_path):
