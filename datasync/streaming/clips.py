@@ -1,15 +1,15 @@
-"""Clips: a time range of an audio or video file, decoded without decoding the rest.
+"""Clips: a time range of an audio or video file, the same as that part of the whole.
 
 Audio goes through libsndfile where that reads the format and through FFmpeg (PyAV) otherwise; video through
 FFmpeg. Frame t belongs to a range if start <= t < stop, in seconds from the beginning of the stream. A range
 may end behind the end of the file and then ends there; one without any frame is an error. Both libraries come
 with the extra `media`.
 
-A clip has exactly what the whole has there. FFmpeg is asked for a place before the range and may find one
-behind it, as in an MPEG transport stream, which has no index. So decoding begins at a key frame that is seen
-to lie before the range; if there is none, the place is asked for further ahead, and at last the file is read
-from its beginning. Sound that FFmpeg decodes is always read from there, and counted: what comes out of a
-packet depends on those before, with AAC and AC-3 on all of them, and times are too coarse in many containers.
+FFmpeg is asked for a place before the range and may find one behind it, as in an MPEG transport stream,
+which has no index. So decoding begins at a key frame that is seen to lie before the range; if there is none,
+the place is asked for further ahead, and at last the file is read from its beginning. Sound that FFmpeg
+decodes is always read from there, and counted: what comes out of a packet depends on those before, with AAC
+and AC-3 on all of them, and times are too coarse in many containers.
 
 What a file may expand to is bounded by `MOST_BYTES` for each clip (invariant 10): a few kilobytes of video
 can say that they are a year long.

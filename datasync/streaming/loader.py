@@ -29,7 +29,7 @@ from datasync.streaming.collate import batch_length, collate_columns, collate_sa
 from datasync.streaming.dataset import StreamingDataset
 from datasync.streaming.decode import Decoder, pin
 from datasync.streaming.iteration import iterates_itself, reads_plainly
-from datasync.streaming.orphan import make_socket_folder
+from datasync.streaming.orphan import hold_socket_folder, make_socket_folder
 from datasync.streaming.pack import Pack
 from datasync.streaming.reading import rows_of
 
@@ -246,6 +246,7 @@ def _check_socket_folder() -> None:
             f" of which a socket's name may have {_SOCKET_BYTES - 1}",
             mend="set TMPDIR to a shorter path, for example /tmp",
         )
+    hold_socket_folder(folder)
 
 
 def _given(batches: Iterator[Any]) -> Iterator[Any]:

@@ -4,21 +4,27 @@ PyTorch looks at the parent's process id for this, which a fork server hides: wo
 outlive a killed trainer, and keep each other's fork server. What tells in every case is the sentinel, a pipe
 that the parent alone holds open.
 
-A trainer that ended by a signal could not remove the folder of its workers' sockets; so the workers do.
+A trainer that ended by a signal could not remove the folder of its workers' sockets; so the workers do, or,
+if they were ended with it, the next trainer on that machine, to which a lock says that nobody is left.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import multiprocessing
 import multiprocessing.util
 import os
 import shutil
 import threading
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any
 
 _watched: set[int] = set()
 _OWNER = "datasync_tempdir_owner"
+_LOCK = "datasync-lock"
+_held: dict[str, int] = {}  # folder -> its open lock, until the process ends
 
 
 def make_socket_folder() -> str:
@@ -28,9 +34,28 @@ def make_socket_folder() -> str:
     one is removed at exit, or by workers that find that this process has ended.
     """
     config = _config()
-    if config.get("tempdir") is None:  # else a process further up has made it, and removes it
+    if config.get("tempdir") is None:  # else a process further up may have made it, and removes it
         config[_OWNER] = os.getpid()
     return multiprocessing.util.get_temp_dir()
+
+
+def hold_socket_folder(folder: str) -> None:
+    """Show that the folder that this process has made is in use, and remove those that no longer are."""
+    if _config().get(_OWNER) != os.getpid() or folder in _held:
+        return
+    _remove_left(Path(folder).parent)
+    begun = os.path.join(folder, f"{_LOCK}.new")
+    _held[folder] = os.open(begun, os.O_CREAT | os.O_RDWR, 0o600)
+    fcntl.flock(_held[folder], fcntl.LOCK_EX)
+    os.rename(begun, os.path.join(folder, _LOCK))
+
+
+def _remove_left(folder: Path) -> None:
+    """Remove the folders of trainers that have ended with all their workers."""
+    for lock in folder.glob(f"pymp-*/{_LOCK}"):
+        with contextlib.suppress(OSError), open(lock) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(lock.parent, ignore_errors=True)
 
 
 def end_with_parent() -> None:

@@ -123,10 +123,8 @@ def test_ctrl_c_leaves_no_process_thread_or_file(
     assert temp_files(tmp_path / "cache") == []
 
 
-@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGKILL])
-def test_a_trainer_that_is_ended_from_outside_leaves_no_worker_and_no_folder(
-    tmp_path: Path, temporary: Path, stop: signal.Signals
-) -> None:
+def _started(tmp_path: Path, temporary: Path) -> subprocess.Popen[str]:
+    """A trainer with two workers, in a group of its own, that has read some batches."""
     process = subprocess.Popen(
         [sys.executable, "-c", _JOB, str(tmp_path), "2", "1"],
         cwd=ROOT,
@@ -139,14 +137,45 @@ def test_a_trainer_that_is_ended_from_outside_leaves_no_worker_and_no_folder(
     assert process.stdout is not None
     for _ in range(5):
         assert process.stdout.readline() == "batch\n"
-    assert len(list(temporary.iterdir())) == 1  # of the workers' sockets
-    process.send_signal(stop)
+    return process
+
+
+def _ended(process: subprocess.Popen[str]) -> None:
     process.communicate(timeout=30)
-    assert process.returncode == -stop
     deadline = time.monotonic() + 5
     while _group_lives(process.pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not _group_lives(process.pid)
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGKILL])
+def test_a_trainer_that_is_ended_from_outside_leaves_no_worker_and_no_folder(
+    tmp_path: Path, temporary: Path, stop: signal.Signals
+) -> None:
+    process = _started(tmp_path, temporary)
+    assert len(list(temporary.iterdir())) == 1  # of the workers' sockets
+    process.send_signal(stop)
+    _ended(process)
+    assert process.returncode == -stop
+    assert list(temporary.iterdir()) == []
+
+
+def test_what_a_trainer_left_that_was_ended_with_its_workers_is_removed_by_the_next_one(
+    tmp_path: Path, temporary: Path
+) -> None:
+    process = _started(tmp_path, temporary)
+    beside = _started(tmp_path / "beside", temporary)
+    theirs = set(temporary.iterdir())
+    assert len(theirs) == 2
+    os.killpg(process.pid, signal.SIGKILL)
+    _ended(process)
+    assert set(temporary.iterdir()) == theirs
+    following = _started(tmp_path / "following", temporary)
+    left = theirs & set(temporary.iterdir())
+    assert len(left) == 1  # of the one that goes on
+    for running in (beside, following):
+        os.killpg(running.pid, signal.SIGINT)
+        _ended(running)
     assert list(temporary.iterdir()) == []
 
 
