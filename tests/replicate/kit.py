@@ -20,7 +20,7 @@ from shards.digests import crc32c
 from shards.index import FileInfo, Index, ShardInfo
 from shards.manifest import Manifest, ManifestEntry, manifest_key
 
-QUICK = Options(quiet=True, retry_seconds=3)
+QUICK = Options(quiet=True, retry_seconds=8)  # a busy machine may be silent for some seconds
 
 
 def shard_bytes(seed: object, size: int) -> bytes:
