@@ -153,7 +153,7 @@ def one_more_shard(folder: Path, count: int) -> tuple[dict[str, float], dict[str
         done = subprocess.run(
             [sys.executable, "-c", RUN, str(folder), str(count), *arguments],
             cwd=Path(__file__).parents[2],
-            env=environment(),
+            env=environment() | {"ARROW_DEFAULT_MEMORY_POOL": "system"},  # as the command does
             capture_output=True,
             text=True,
         )
