@@ -169,6 +169,7 @@ class Lease:
         self._record: Record | None = None
         self._etag: str | None = None
         self.lost = False
+        self._unrenewed: StoreError | None = None
 
     @property
     def token(self) -> int:
@@ -219,8 +220,14 @@ class Lease:
         if self.lost:
             action()
 
-    def lost_error(self) -> BusyError:
-        """What to tell when the lease is lost."""
+    def lost_error(self) -> StoreError | BusyError:
+        """What to tell when the lease is lost: that it was taken, or that the place did not answer."""
+        if self._unrenewed is not None:
+            return StoreError(
+                f"{self.store.url}: the lease of this run could not be renewed in time, and others may take"
+                f" it: {self._unrenewed.message}",
+                mend=self._unrenewed.mend or "run again",
+            )
         return BusyError(
             f"{self.store.url}: the lease of this run was taken over by {self._who()}",
             mend="let that run finish; then run again",
@@ -344,12 +351,14 @@ class Lease:
         last = time.monotonic()
         while not self._stop.wait(self.ttl / 4 * random.uniform(0.8, 1.2)):
             try:
-                if self._renew():
+                renewed, self._unrenewed = self._renew(), None
+                if renewed:
                     last = time.monotonic()
             except StoreError as error:
                 log.warning("the lease at %s could not be renewed: %s", self.store.url, error)
                 # Others may take it from here on; this run must have stopped by then.
                 self.lost = time.monotonic() - last > self.ttl * 0.8
+                self._unrenewed = error
             if self.lost:
                 log.warning("the lease at %s is lost", self.store.url)
                 if self._on_lost is not None:

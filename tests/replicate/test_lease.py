@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from datasync.errors import BusyError, ConflictError
+from datasync.errors import BusyError, ConflictError, StoreError, TransientError
 from datasync.ops import receipts
 from datasync.replicate import lease as leases
 from datasync.replicate.lease import Holder, Lease, Record, held, may_take, successor
@@ -186,3 +186,24 @@ def test_when_a_lease_may_be_taken(monkeypatch):
     assert may_take(other, idle=61)
     dead = replace(here, holder=replace(Holder.here("x"), born="1"))
     assert may_take(dead, idle=0)
+
+
+def test_a_lease_that_a_silent_place_did_not_renew_is_not_said_to_be_taken(tmp_path):
+    def silent(operation: str, key: str) -> None:
+        if operation == "write":
+            raise TransientError("the place is silent", mend="check the network to it")
+
+    spy = Spy(LocalStore(tmp_path))
+    lease, told = Lease(spy, "replicate emoji", ttl=0.4), threading.Event()
+    lease.acquire()
+    lease.when_lost(told.set)
+    spy.before = silent
+    assert told.wait(10)
+    error = lease.lost_error()
+    assert not isinstance(error, BusyError)
+    assert "could not be renewed in time" in error.message
+    assert "the place is silent" in error.message
+    assert error.mend == "check the network to it"
+    with pytest.raises(StoreError, match="could not be renewed"):
+        lease.check()
+    lease.release()
