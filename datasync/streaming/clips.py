@@ -22,6 +22,7 @@ import io
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from importlib import import_module
 from typing import Any
 
@@ -31,6 +32,7 @@ from datasync.errors import UsageError
 from shards.media import MediaError, check_pixels, check_whole
 
 MOST_BYTES = 2 << 30
+_INSTANT = 1e-6  # seconds that times may differ in by their arithmetic
 _STEPS_BACK = (0.0, 1.0, 4.0, 16.0, 64.0)  # seconds before a range, until a key frame is found there
 _TIMES_OF_DECODING = ("avi", "asf")  # containers that do not say when a frame is shown, only their sequence
 
@@ -122,9 +124,9 @@ def decode_video(data: bytes, *, start: float = 0.0, stop: float | None = None, 
         seconds = _seconds(container)
         seen = size = 0
         for time, frame in _frames(data, container, stream, start):
-            if stop is not None and time >= stop:
+            if stop is not None and time >= stop - _INSTANT:
                 break
-            if time < start - 1e-6:
+            if time < start - _INSTANT:
                 continue
             if seen % every == 0:
                 array = frame.to_ndarray(format="rgb24")
@@ -213,7 +215,16 @@ def _frames(data: bytes, container: Any, stream: Any, start: float) -> Iterator[
         for frame in packet.decode():
             if frame.pts is None:
                 raise MediaError("the file has frames without a time")
-            yield float((frame.pts - origin) * stream.time_base), frame
+            yield _exact((frame.pts - origin) * stream.time_base, stream), frame
+
+
+def _exact(time: Fraction, stream: Any) -> float:
+    """A time that a container has rounded, as Matroska to milliseconds, is that of the frame rate again."""
+    if stream.average_rate:
+        told = round(time * stream.average_rate) / stream.average_rate
+        if abs(told - time) <= stream.time_base / 2:
+            time = told
+    return float(time)
 
 
 def _packets(data: bytes, container: Any, stream: Any, start: float) -> Iterator[Any]:

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from datasync.errors import UsageError
 from datasync.streaming.clips import Clip, decode_audio, decode_video
+from datasync.streaming.decode import Audio, Video
 from shards.media import MediaError
 
 av = pytest.importorskip("av")
@@ -106,14 +108,14 @@ def sound_file(kind: str, subtype: str | None) -> bytes:
 
 
 @functools.cache
-def pictures(box: str, codec: str) -> bytes:
+def pictures(box: str, codec: str, fps: int = FPS) -> bytes:
     """Forty frames that differ, in groups of twelve."""
     if codec not in av.codecs_available:
         pytest.skip(f"this FFmpeg has no {codec}")
     file = io.BytesIO()
     scene = np.random.default_rng(1).integers(0, 255, (48, 264, 3), np.uint8)
     with av.open(file, "w", format=box) as out:
-        stream = out.add_stream(codec, rate=FPS)
+        stream = out.add_stream(codec, rate=fps)
         stream.width, stream.height = 64, 48
         formats = [form.name for form in stream.codec_context.codec.video_formats or ()]
         stream.pix_fmt = "yuv420p" if "yuv420p" in formats or not formats else formats[0]
@@ -173,7 +175,7 @@ def test_a_clip_of_video_has_the_frames_of_the_whole(box: str, codec: str, span)
     assert (np.diff(full.times) > 0).all()
     here = full.times >= span[0] - 1e-6
     if span[1] is not None:
-        here &= full.times < span[1]
+        here &= full.times < span[1] - 1e-6
     if not here.any():
         with pytest.raises(MediaError, match="has no frame"):
             decode_video(data, start=span[0], stop=span[1])
@@ -181,6 +183,14 @@ def test_a_clip_of_video_has_the_frames_of_the_whole(box: str, codec: str, span)
     clip = decode_video(data, start=span[0], stop=span[1])
     assert np.array_equal(clip.times, full.times[here])
     assert np.array_equal(clip.values, full.values[here])
+
+
+@pytest.mark.parametrize(("box", "codec"), [("matroska", "libx264"), ("webm", "libvpx-vp9"), ("flv", "flv")])
+def test_clips_of_one_length_have_equally_many_frames_where_times_are_rounded(box: str, codec: str) -> None:
+    data = pictures(box, codec, 30)
+    for first in range(0, 35):
+        clip = decode_video(data, start=first / 30, stop=(first + 5) / 30)
+        assert clip.times.tolist() == [frame / 30 for frame in range(first, first + 5)]
 
 
 @pytest.mark.parametrize("part", [0.5, 0.9])
@@ -212,3 +222,13 @@ def test_a_video_that_was_cut_off_is_an_error(box: str, codec: str, part: float)
 def test_a_video_in_a_code_that_is_unknown_is_an_error() -> None:
     with pytest.raises(MediaError, match="does not know"):
         decode_video(pictures("mpeg", "gif"))
+
+
+@pytest.mark.parametrize(
+    "span",
+    [(float("nan"), 1), (0, float("inf")), (None, 1), (1, 1), (2, 1), (-1, 1), (0,), None, 1.0, ("a", "b")],
+)
+@pytest.mark.parametrize("kind", [Audio, Video])
+def test_a_span_that_cannot_be_is_refused(kind, span) -> None:
+    with pytest.raises(UsageError, match=r"no clip|no range"):
+        kind(span=span)
