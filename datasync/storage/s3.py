@@ -422,6 +422,7 @@ class _Body:
             if not piece:
                 break
             failures = 0
+            patience().moved()
             offset += len(piece)
             if with_crc:
                 self.crc32c = crc32c_of(piece, self.crc32c)
@@ -432,7 +433,6 @@ class _Body:
                     mend="read it again; if it stays, the object is damaged at the server",
                 )
             yield piece
-            patience().moved()
         if self._end is not None and offset != self._end:
             raise TransientError(
                 f"{what} ended after {offset - self._start} of {self._end - self._start} bytes",
