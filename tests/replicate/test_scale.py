@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -191,7 +192,9 @@ def test_nothing_to_do_asks_for_the_same_whatever_the_size(tmp_path):
         source.read_bytes = b.read_bytes = 0
         (outcome,) = replicate(source, {"b": b}, name="x", options=QUICK)
         assert outcome.state == "already"
-        asked.append((source.calls, b.calls))
+        # Some names have a digest in them, and some requests are made side by side.
+        hidden = [[(op, re.sub("[0-9a-f]{64}", "…", key)) for op, key in spy.calls] for spy in (source, b)]
+        asked.append([sorted(calls) for calls in hidden])
         assert source.read_bytes == 0
         assert b.read_bytes < 4000
     assert asked[0] == asked[1]
