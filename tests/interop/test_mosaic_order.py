@@ -218,6 +218,18 @@ def test_any_combination_of_settings_and_worlds_goes_on_from_any_state(tmp_path,
     assert len(given) > 48, "most combinations are not refused"
 
 
+def awkward(random: Random, samples: int, block_size: int | None):
+    """Proportions of two streams whose blocks would have another size by the samples that they give."""
+    while True:
+        weights = [random.uniform(0.3, 3) for _ in range(2)]
+        shares = [weight / sum(weights) for weight in weights]
+        rounded = [int(samples * share) / samples for share in shares]
+        if block_size is None or any(
+            int(block_size * a) != int(block_size * b) for a, b in zip(shares, rounded, strict=True)
+        ):
+            return weights
+
+
 @pytest.mark.parametrize(
     "method",
     [
@@ -242,8 +254,8 @@ def test_blocks_and_batches_are_divided_by_the_share_that_was_asked_for(tmp_path
         }
         options |= {"epoch_size": epoch_size} if epoch_size else {}
         options |= {"shuffle_block_size": block_size} if block_size else {}
-        weights = [{"proportion": random.uniform(0.3, 3)} for _ in remotes]
-        if epoch_size and random.random() < 0.3:
+        weights = [{"proportion": p} for p in awkward(random, epoch_size or 1110, block_size)]
+        if not block_size and epoch_size:
             weights = [{} for _ in remotes]
         case = {
             "world": random.choice([(1, 1, 1), (1, 2, 2), (2, 2, 1)]),
