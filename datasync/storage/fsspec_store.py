@@ -423,7 +423,7 @@ class FsspecStore:
     def _connect(self) -> Any:
         import fsspec
 
-        options = {
+        options: dict[str, Any] = {
             name: reveal(value, where=f"option {name} of {self._url}")
             if isinstance(value, str) and is_reference(value)
             else value

@@ -132,6 +132,10 @@ class Catalog:
             most = max(most, info.raw.bytes // max(1, info.samples))
         return most
 
+    def shard_bytes(self) -> int:
+        """Bytes of the largest decompressed shard."""
+        return max(shard.raw.bytes for source in self.sources for shard in source.index.shards)
+
     def close(self) -> None:
         """Stop background threads and let go of open shards."""
         for source in self.sources:

@@ -35,6 +35,7 @@ from datasync.streaming.sizes import parse_bytes, parse_count
 from datasync.streaming.stats import Stats
 from datasync.streaming.stream import Remote, Stream, apply_weights, streams_registry, validate_weights
 from datasync.streaming.world import World
+from shards.progress import format_bytes
 
 
 class _Stats(Stats):
@@ -220,6 +221,7 @@ class StreamingDataset(Resumable, Array, IterableDataset[dict[str, Any]]):
 
         self.stats: Stats = _Stats()
         self._open_catalog()
+        self._check_limit()
         self.epoch_size = apply_weights(self.streams, self.samples_per_stream, wanted, shuffle_seed)
         self.length = self._length()
         self._position = Position()
@@ -514,6 +516,18 @@ class StreamingDataset(Resumable, Array, IterableDataset[dict[str, Any]]):
                 "predownload (%d) is less than batch_size (%d): every batch will wait",
                 self.predownload,
                 self.batch_size,
+            )
+
+    def _check_limit(self) -> None:
+        if self.cache_limit is None or not self.shuffle:
+            return
+        held = min(SHARDS_HELD, self.num_shards) * self.catalog.shard_bytes()
+        if self.cache_limit < held:
+            arguments.log.warning(
+                "cache_limit (%s) is less than the shards that this shuffle reads at a time (%s): shards are"
+                " fetched again and again, and those in use stay on the disk besides",
+                format_bytes(self.cache_limit),
+                format_bytes(held),
             )
 
     def _check_world(self) -> None:

@@ -604,3 +604,15 @@ def test_workers_end_with_the_loop_also_while_its_error_is_kept(remote, local, p
     assert len(multiprocessing.active_children()) == (2 if persistent else 0)
     del loader
     gc.collect()
+
+
+def test_a_limit_that_is_less_than_a_shuffle_holds_is_said_once(remote, tmp_path, caplog):
+    StreamingDataset(
+        remote=str(remote), local=str(tmp_path / "a"), batch_size=4, cache_limit="1gb", shuffle=True
+    )
+    StreamingDataset(remote=str(remote), local=str(tmp_path / "b"), batch_size=4, cache_limit="9kb")
+    assert "less than the shards" not in caplog.text
+    StreamingDataset(
+        remote=str(remote), local=str(tmp_path / "c"), batch_size=4, cache_limit="9kb", shuffle=True
+    )
+    assert caplog.text.count("less than the shards that this shuffle reads at a time") == 1
