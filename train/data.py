@@ -119,7 +119,7 @@ class Feed:
         self.device, self.workers = team.device, config.data.workers
         self.dataset = open_dataset(config)
         check_columns(config.data, [source.index.columns for source in self.dataset.catalog.sources])
-        if not self.dataset.consumable():
+        if self.dataset.is_over(0, 0):
             raise UsageError(
                 f"the dataset has {self.dataset.epoch_size} samples, fewer than data.batch_size "
                 f"= {self.dataset.global_batch}",

@@ -67,9 +67,7 @@ KEPT: dict[str, int] = {
     "audio/odd_bytes.wav": 1,
     "audio/sr_1hz.wav": 1,
     "audio/24bit.wav": 1,
-    "audio/mp3_named.wav": 1,
     "audio/silence.wav": 1,
-    "audio/truncated.mp3": 1,  # an MP3 says nowhere how long it is; what is there plays
     "video/mp4_named.webm": 1,
     # tars
     "tars/ok.tar": 20,
@@ -107,6 +105,8 @@ REFUSED: dict[str, tuple[int, str]] = {
     "audio/empty.wav": (0, "empty"),
     "audio/truncated.wav": (0, "truncated"),
     "audio/truncated.ogg": (0, "truncated"),
+    "audio/truncated.mp3": (0, "truncated"),
+    "audio/mp3_named.wav": (0, "truncated"),  # which it is, beside its name
     "video/empty.mp4": (0, "empty"),
     "video/no_moov.mp4": (0, "cannot be opened"),
     "video/truncated.webm": (0, "truncated"),
