@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing.util
 import multiprocessing
+import multiprocessing.util
 import os
 import shutil
 import signal
