@@ -20,6 +20,7 @@ import atexit
 import contextlib
 import mmap
 import os
+import stat
 import threading
 import weakref
 from collections.abc import Sequence
@@ -420,16 +421,18 @@ def _check_folder(folder: Path) -> None:
     """Refuse a cache that cannot be, since there is a file in its way, or its name is too long."""
     for place in (folder, *folder.parents):
         try:
-            if place.is_dir():
-                return
+            mode = place.stat().st_mode  # once: another rank may be making it
+        except (FileNotFoundError, NotADirectoryError):
+            continue
         except OSError as error:
             raise UsageError(
                 f"the cache folder {folder} cannot be: {error.strerror}", mend="name another folder"
             ) from error
-        if os.path.lexists(place) and not place.is_symlink():
-            raise UsageError(
-                f"the cache folder {folder} cannot be: {place} is a file", mend="name another folder"
-            )
+        if stat.S_ISDIR(mode):
+            return
+        raise UsageError(
+            f"the cache folder {folder} cannot be: {place} is a file", mend="name another folder"
+        )
 
 
 def _splits(stores: Sequence[Store], local: Path) -> list[str]:
